@@ -1,0 +1,27 @@
+"""From a config object to the object that it configures."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from rl.config.schema import ConfigError
+
+
+def target_class(target: str) -> type:
+    """The class at a dotted path. Imports its module, and so whatever heavy package that module needs."""
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "rl":
+            raise
+        raise ConfigError(
+            f"{target} needs the package '{missing}', which is not installed. Run: pip install 'rl[{missing}]'"
+        ) from error
+
+
+def build(config: Any, **collaborators: Any) -> Any:
+    """Calls the class that `config._target_` names with `config` and its run-time collaborators."""
+    return target_class(config._target_)(config, **collaborators)

@@ -1,0 +1,455 @@
+"""Every setting of a run, its unit and its range. Standard library and omegaconf only: importing this must not import torch.
+
+A config class names the class that it configures in a `_target_` default; `rl/config/build.py` imports it when it is
+needed. Classes are unfrozen because OmegaConf merges over them; after `load_run_config` nobody writes to them. Derived
+values are properties and never written back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class ConfigError(ValueError):
+    """The user's configuration cannot run. The message gives key, value, rule and remedy."""
+
+
+class Mode(Enum):
+    TRAIN = "train"
+    EVAL = "eval"
+    PLAN = "plan"
+
+
+class Dtype(Enum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class OldLogprobs(Enum):
+    """Where the log-probs in the denominator of the policy ratio come from."""
+
+    TRAINER = "trainer"
+    """A pass of the trainer before the first update of a step."""
+    ROLLOUT = "rollout"
+    """The engine's own, as sampled: no extra pass, and staleness is part of the ratio (bypass mode)."""
+
+
+class KlEstimator(Enum):
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class Packing(Enum):
+    TOKENS = "tokens"
+    """Many sequences back to back, up to the token budget."""
+    ONE_SEQUENCE = "one_sequence"
+    """One sequence per micro-batch, for layers that cannot be packed."""
+
+
+class Schedule(Enum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Overlong(Enum):
+    """What happens to a prompt of more than `task.max_prompt_tokens`. Each is counted and printed."""
+
+    ERROR = "error"
+    DROP = "drop"
+    TRUNCATE_LEFT = "truncate_left"
+
+
+class InFlight(Enum):
+    """What happens to running requests when new weights are published."""
+
+    FINISH = "finish"
+
+
+class Notation(Enum):
+    """How the arithmetic task writes problem and answer."""
+
+    REVERSED_DIGITS = "reversed_digits"
+    """`12+34=` answered by exactly `640`: zero-padded, least significant digit first, then end of text."""
+    QUESTION = "question"
+    """`What is 7 + 5? Answer with the number only.`; the last number of the answer counts."""
+
+
+class TrainReward(Enum):
+    TASK = "task"
+    SHUFFLED = "shuffled"
+    """A control: the true rewards of each group, dealt out at random among its members. Evaluation stays true."""
+
+
+@dataclass
+class WarmStartConfig:
+    """A short supervised phase on the task's right answers, stopped early on purpose, before reinforcement learning."""
+
+    target_accuracy: float = 0.22
+    """Stop at this greedy accuracy on validation problems that are neither trained on nor held out."""
+    max_steps: int = 600
+    check_every: int = 10
+    batch_size: int = 128
+    lr: float = 1e-3
+    lr_warmup_steps: int = 50
+
+
+@dataclass
+class ModelConfig:
+    """Which policy is trained. Weights and tokenizer come from `path`; facts are for the plan, which reads no weights."""
+
+    _target_: str = "rl.model.source.HuggingFaceModel"
+    name: str = MISSING
+    path: str = MISSING
+    """Hub id or local folder in Hugging Face layout."""
+    revision: str | None = None
+    """Hub revision. None: whatever the hub serves, recorded in provenance.json."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys of the model's config.json to replace, for trainer, engine and export alike."""
+    chat_template: str | None = None
+    """None: the tokenizer's own. `plain`: message contents joined, for base models."""
+    num_params: int | None = None
+    """Parameters. None: read from the model's files."""
+
+
+@dataclass
+class TinyModelConfig(ModelConfig):
+    """A small Qwen3 with one token per character, made from the run's seed: the model of the quickstart."""
+
+    _target_: str = "rl.model.tiny.TinyModel"
+    path: str = "tiny"
+    layers: int = 2
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 256
+    warm_start: WarmStartConfig | None = None
+    """None: random weights."""
+
+
+@dataclass
+class AlgorithmConfig:
+    _target_: str = MISSING
+    prompts_per_step: int = MISSING
+    """P: prompts whose groups make one rollout batch."""
+    group_size: int = MISSING
+    """G: answers sampled per prompt."""
+    prompts_per_mini_batch: int | None = None
+    """Prompts per optimizer update; divides prompts_per_step. None: all of them, one update a step."""
+    old_logprobs: OldLogprobs = OldLogprobs.TRAINER
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.prompts_per_step // (self.prompts_per_mini_batch or self.prompts_per_step)
+
+
+@dataclass
+class GRPOConfig(AlgorithmConfig):
+    """Group relative policy optimization (arXiv:2402.03300) with the token-mean loss of DAPO (arXiv:2503.14476)."""
+
+    _target_: str = "rl.algorithms.grpo.GRPO"
+    clip_low: float = 0.2
+    """Lower clip: ratio >= 1 - clip_low."""
+    clip_high: float = 0.2
+    """Upper clip: ratio <= 1 + clip_high."""
+    normalize_std: bool = True
+    """Divide advantages by the group's sample standard deviation (n-1) plus 1e-6."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the frozen initial policy in the loss. 0: no reference policy is kept."""
+    kl_estimator: KlEstimator = KlEstimator.K3
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW on fp32 master weights."""
+
+    lr: float = 1e-6
+    lr_warmup_updates: int = 0
+    """Optimizer updates of linear warm-up; the first update of a plan without warm-up has the full rate."""
+    schedule: Schedule = Schedule.CONSTANT
+    """After warm-up. LINEAR and COSINE reach 0 at the run's last update."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.01
+    grad_clip: float | None = 1.0
+    """Global gradient norm; None: not clipped."""
+
+
+@dataclass
+class TrainerConfig:
+    _target_: str = MISSING
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    compute_dtype: Dtype = Dtype.BFLOAT16
+    """Of forward and backward; master weights and optimizer state are fp32."""
+    max_tokens_per_micro_batch: int = 16384
+    """Packed tokens per forward pass of one rank; a single longer sequence makes a micro-batch of its own."""
+    packing: Packing = Packing.TOKENS
+    recompute: bool = True
+    """Recompute activations of each layer in the backward pass."""
+    logprob_chunk_tokens: int = 2048
+    """Positions whose logits exist at once: peak is chunk x vocabulary x 4 bytes."""
+
+
+@dataclass
+class FSDPConfig(TrainerConfig):
+    _target_: str = "rl.trainer.fsdp_trainer.FSDPTrainer"
+
+
+@dataclass
+class RolloutConfig:
+    _target_: str = MISSING
+    dtype: Dtype = Dtype.BFLOAT16
+    """Of the engine's weights."""
+    max_num_seqs: int = 256
+    """Sequences decoded at once."""
+
+
+@dataclass
+class LocalRolloutConfig(RolloutConfig):
+    """The embedded engine: a plain copy of the model in this process, or in a process of its own when fully async."""
+
+    _target_: str = "rl.rollout.local_engine.LocalEngine"
+    max_num_seqs: int = 1024
+
+
+@dataclass
+class VLLMRolloutConfig(RolloutConfig):
+    _target_: str = "rl.rollout.vllm_engine.VLLMEngine"
+    tensor_parallel: int = 1
+    memory_fraction: float = 0.6
+    """Share of GPU memory for weights and cache; ignored on CPU, where `cpu_cache_gib` counts."""
+    cpu_cache_gib: int = 1
+    enforce_eager: bool = False
+    """True: no compilation and graph capture; starts sooner, samples slower."""
+
+
+@dataclass
+class BackendConfig:
+    """A trainer and a rollout engine."""
+
+    trainer: TrainerConfig = MISSING
+    rollout: RolloutConfig = MISSING
+
+
+@dataclass
+class PlacementConfig:
+    _target_: str = MISSING
+    trainer_ranks: int = 1
+    """Data-parallel ranks. One runs in this process; more are Ray actors."""
+    max_staleness: float = 0.0
+    """How many published versions older than the trainer's the oldest trained rollout may be, by admission."""
+    publish_every: int = 1
+    """Steps per weight publish."""
+
+
+@dataclass
+class ColocatedConfig(PlacementConfig):
+    """Trainer and engine share the devices and take turns."""
+
+    _target_: str = "rl.placement.colocated.Colocated"
+
+
+@dataclass
+class FullyAsyncConfig(PlacementConfig):
+    """Trainer and engine have their own devices and run at the same time; the engine is a Ray actor."""
+
+    _target_: str = "rl.placement.fully_async.FullyAsync"
+    max_staleness: float = 1.0
+    in_flight: InFlight = InFlight.FINISH
+
+
+@dataclass
+class HardwareConfig:
+    name: str = MISSING
+    device: str = MISSING
+    """`cpu` or `cuda` (also under ROCm)."""
+    nodes: int = 1
+    gpus_per_node: int = 0
+    memory_gib: float = MISSING
+    """Of one GPU; of the host where device is cpu."""
+    trainer_env: dict[str, str] = field(default_factory=dict)
+    """Environment of trainer processes; a value that the user has set already wins."""
+    rollout_env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class SamplingConfig:
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_new_tokens: int = MISSING
+    stop: list[str] = field(default_factory=list)
+
+
+@dataclass
+class EvalSamplingConfig(SamplingConfig):
+    temperature: float = 0.0
+    """0: greedy."""
+    samples_per_problem: int = 1
+
+
+@dataclass
+class TaskConfig:
+    """Data, reward and evaluation sets; they belong together."""
+
+    _target_: str = MISSING
+    reward: TrainReward = TrainReward.TASK
+    max_prompt_tokens: int = 1024
+    overlong: Overlong = Overlong.ERROR
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Explicit arguments of the chat template, for example {enable_thinking: false}."""
+    epochs: int = 1
+    """Passes over the training prompts; ignored where `steps` is set."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """Of training rollouts."""
+    eval_sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
+    eval_limit: int | None = None
+    """Problems evaluated of each set, the first ones; None: all."""
+
+
+@dataclass
+class ArithmeticConfig(TaskConfig):
+    """Sums with a right answer. Problems are split once by unordered pair: held out, validation, warm start, training."""
+
+    _target_: str = "rl.tasks.arithmetic.Arithmetic"
+    digits: int = 2
+    notation: Notation = Notation.REVERSED_DIGITS
+    split_seed: int = 20261201
+    """Of the split, independent of the run's seed."""
+    held_out: int = 1000
+    validation: int = 300
+    warm_start: int = 2000
+
+
+@dataclass
+class GSM8KConfig(TaskConfig):
+    _target_: str = "rl.tasks.gsm8k.GSM8K"
+    path: str = "openai/gsm8k"
+    """Hub id, or a local folder with train.jsonl and test.jsonl in the published layout."""
+    revision: str | None = None
+
+
+@dataclass
+class JsonlConfig(TaskConfig):
+    """A person's own problems: one JSON object a line."""
+
+    _target_: str = "rl.tasks.jsonl.Jsonl"
+    path: str = MISSING
+    """File of training rows."""
+    eval_path: str | None = None
+    """File of held-out rows; None: no evaluation."""
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+
+
+@dataclass
+class StreamConfig:
+    window: int | None = None
+    """Finished groups are taken from the oldest untrained one up to so many places later, in admission order.
+    None: prompts_per_step when colocated (first in, first out), prompts_per_step x publish_every when fully async."""
+    max_failed_fraction: float = 0.1
+    """The run stops when more of the groups of the last 10 batches failed (grader or engine errors)."""
+
+
+@dataclass
+class EvaluationConfig:
+    every: int = 0
+    """Steps between evaluations; 0: never during training."""
+    at_start: bool = True
+    at_end: bool = True
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 0
+    """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    keep_last: int = 2
+
+
+@dataclass
+class LoggerConfig:
+    """metrics.jsonl is always written; this adds trackers to it."""
+
+    _target_: str = MISSING
+    sample_every: int = 10
+    """Steps between sample rollouts written to samples.jsonl."""
+    samples: int = 4
+    """Rollouts written each time."""
+
+
+@dataclass
+class JsonlLoggerConfig(LoggerConfig):
+    _target_: str = "rl.loggers.jsonl.NoTracker"
+
+
+@dataclass
+class WandbLoggerConfig(LoggerConfig):
+    """The key is read from the environment (WANDB_API_KEY), never from here."""
+
+    _target_: str = "rl.loggers.wandb.WandbLogger"
+    project: str = "rl"
+    entity: str | None = None
+    mode: str = "online"
+    """`online` or `offline`."""
+
+
+@dataclass
+class RunConfig:
+    experiment: str | None = None
+    """Name of the experiment that this run started from; None: the defaults."""
+    mode: Mode = Mode.TRAIN
+    seed: int = 0
+    steps: int | None = None
+    """Stop after so many steps. None: `task.epochs` passes over the data."""
+    output_dir: str | None = None
+    """Run folder. None: outputs/<experiment>/<time>."""
+    clean: bool = False
+    """Delete the run that `output_dir` already holds."""
+    model: ModelConfig = MISSING
+    algorithm: AlgorithmConfig = MISSING
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    placement: PlacementConfig = MISSING
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    task: TaskConfig = MISSING
+    logger: LoggerConfig = MISSING
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def window(self) -> int:
+        """Groups; see StreamConfig.window."""
+        if self.stream.window is not None:
+            return self.stream.window
+        return self.algorithm.prompts_per_step * self.placement.publish_every
+
+    @property
+    def max_admitted(self) -> int:
+        """Groups admitted and not yet trained on and published, at most."""
+        per_publish = self.algorithm.prompts_per_step * self.placement.publish_every
+        return math.ceil((1 + self.placement.max_staleness) * per_publish)
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest staleness that admission and window allow, in published versions.
+
+        Group p (in admission order) starts once p - max_admitted + 1 groups are released, so at version
+        ceil((p - max_admitted + 1) / per_publish) or later. When it is trained, at most p + window - 1 groups went before
+        it (p of them if the window is one batch: first in, first out), so the version is at most that over per_publish.
+        """
+        per_publish = self.algorithm.prompts_per_step * self.placement.publish_every
+        overtaking = 0 if self.window == self.algorithm.prompts_per_step else self.window - 1
+        return (self.max_admitted - 1 + overtaking) // per_publish
+
+    def num_steps(self, num_prompts: int) -> int:
+        """Steps of the whole run, given the training prompts of one epoch."""
+        if self.steps is not None:
+            return self.steps
+        return self.task.epochs * (num_prompts // self.algorithm.prompts_per_step)

@@ -1,0 +1,311 @@
+"""The seams of the suite. Each has a contract suite in tests/contract that runs against every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rl.types import (
+    EvalResult,
+    EvalSet,
+    MicroBatch,
+    Prompt,
+    PublishStats,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    StepStats,
+    TrainBatch,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Data and reward. Knows nothing of engines, trainers and GPUs."""
+
+    num_prompts: int
+    """Training prompts in one epoch."""
+
+    def prompt(self, seed: int, index: int) -> Prompt:
+        """The prompt at `index` of the endless training order: epoch `index // num_prompts`, shuffled by (seed, epoch).
+
+        Random access, so that a resumed stream can ask again for exactly the prompts that were in flight.
+        """
+        ...
+
+    async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
+        """Rewards of these rollouts of one prompt, in order. Raises `RewardError` if the grader itself fails."""
+        ...
+
+    def eval_sets(self) -> list[EvalSet]: ...
+
+    def demonstrations(self) -> list[tuple[Prompt, str]]:
+        """Prompts with a right response text, for a supervised warm start; shares no problem with `eval_sets()`.
+
+        Empty where the task has none.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Digest of the training rows and how they are rendered; a checkpoint refuses another one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    name: str
+    """Hugging Face parameter name."""
+    dtype: str
+    """For example `float32`, `bfloat16`."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateManifest:
+    """What a weight update will send, checked by the receiver tensor by tensor."""
+
+    version: int
+    tensors: tuple[TensorSpec, ...]
+
+
+Bucket = list[tuple[str, "torch.Tensor"]]
+"""(Hugging Face name, full contiguous tensor) pairs."""
+
+
+class UpdateSession(Protocol):
+    """The receiving end of one weight update. In place: after `abort()` or an error the engine is unfit until a complete one."""
+
+    async def send(self, bucket: Bucket) -> None: ...
+
+    async def commit(self, version: int) -> None:
+        """Checks that every tensor of the manifest arrived, drops caches of the old weights, then advances the version."""
+        ...
+
+    async def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    seeded: bool
+    """Equal seeds and an identical batch give equal tokens."""
+    frees_memory_asleep: bool
+    in_flight_update: bool
+    """A running request may continue on new weights."""
+
+
+class EngineError(RuntimeError):
+    """The engine failed or was asked for something in the wrong state. An infrastructure error, never a wrong answer."""
+
+
+class EngineUnfit(EngineError):
+    """The last weight update did not complete; only a complete one makes the engine fit again."""
+
+
+class RolloutEngine(Protocol):
+    """Samples from a policy that it receives by weight updates only. Knows no rewards, algorithms or trainers."""
+
+    capabilities: EngineCapabilities
+
+    async def start(self) -> None: ...
+
+    def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        """n samples, each yielded when it finishes. The first call enqueues before its first suspension point.
+
+        Raises `EngineUnfit` after a failed update and `EngineError` if the engine dies or sleeps.
+        """
+        ...
+
+    async def policy_version(self) -> int:
+        """The version that the engine's own workers report; -1 before the first complete update."""
+        ...
+
+    async def open_update(self, manifest: UpdateManifest) -> UpdateSession:
+        """Waits until no request is running or pauses them, per the engine's capabilities, then takes tensors."""
+        ...
+
+    async def sleep(self) -> None:
+        """Frees what can be freed for the trainer. Only with no request running."""
+        ...
+
+    async def wake_weights(self) -> None:
+        """Makes room for a weight update. No-op on an engine that frees nothing."""
+        ...
+
+    async def wake(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Algorithm(Protocol):
+    """Pure arithmetic of one policy-gradient method. No files, network, processes, or config of other parts."""
+
+    uses_reference: bool
+
+    def shape_reward(self, rollout: Rollout) -> float:
+        """The reward that advantages are computed from, for example with an overlong penalty."""
+        ...
+
+    def keep(self, group: RolloutGroup) -> bool:
+        """False sends the group's slot back for another prompt (dynamic sampling). Judges the raw reward."""
+        ...
+
+    def advantages(self, group: RolloutGroup) -> list[float]:
+        """One per rollout, from `shaped_reward`."""
+        ...
+
+    def loss(self, inputs: LossInputs) -> LossOutput: ...
+
+
+@dataclass(slots=True)
+class LossInputs:
+    """One micro-batch, as tensors [T]. Log-probs are at the sampling temperature."""
+
+    logprobs: torch.Tensor
+    """Live, with gradient."""
+    entropy: torch.Tensor
+    old_logprobs: torch.Tensor
+    rollout_logprobs: torch.Tensor
+    ref_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    loss_mask: torch.Tensor
+    """bool"""
+    cu_seqlens: torch.Tensor
+    """[n+1] int32"""
+    num_loss_tokens: int
+    """Over all ranks and micro-batches of this update."""
+    num_loss_sequences: int
+    """Likewise."""
+
+
+@dataclass(slots=True)
+class LossOutput:
+    loss: torch.Tensor
+    """This micro-batch's share: summed over micro-batches and ranks it is the loss of the update."""
+    token_sums: dict[str, torch.Tensor]
+    """Metric -> sum over loss tokens; divided by `num_loss_tokens` after summing over micro-batches and ranks."""
+    maxima: dict[str, torch.Tensor]
+    """Metric -> maximum over loss tokens."""
+
+
+class Trainer(Protocol):
+    """Owns the policy's master weights, its optimizer and schedule. The driver's handle on one or many ranks."""
+
+    num_ranks: int
+    """Data-parallel ranks that a `TrainBatch` is split over."""
+
+    async def start(self) -> None: ...
+
+    async def step(self, batch: TrainBatch) -> StepStats: ...
+
+    async def manifest(self, version: int) -> UpdateManifest: ...
+
+    def buckets(self) -> AsyncIterator[Bucket]:
+        """Full weights in Hugging Face names, in manifest order. Collective over the ranks; the driver gets them once."""
+        ...
+
+    async def offload(self) -> None: ...
+
+    async def onload(self) -> None: ...
+
+    async def save(self, folder: Path) -> None:
+        """Weights, optimizer, schedule and RNG of every rank into `folder`, which exists and is empty."""
+        ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None:
+        """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class TrainerRank(Protocol):
+    """One data-parallel rank of a trainer, in this process or in an actor. Every method is collective over the ranks.
+
+    Built as `build(config.backend.trainer, model_folder=..., algorithm=<AlgorithmConfig>, device=..., rank=...,
+    num_ranks=..., store=<torch.distributed.Store address or None>, seed=..., total_updates=...)`.
+    """
+
+    def step(
+        self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
+    ) -> StepStats:
+        """`mini_batches` is [update][micro], this rank's share; the denominators are global. Metrics come back reduced."""
+        ...
+
+    def manifest(self, version: int) -> UpdateManifest: ...
+
+    def buckets(self) -> Iterator[Bucket]:
+        """On every rank, so that the gather is collective; only rank 0's are used."""
+        ...
+
+    def offload(self) -> None: ...
+
+    def onload(self) -> None: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Residency(Protocol):
+    """The time during which the trainer holds the devices."""
+
+    async def publish(self, version: int) -> PublishStats: ...
+
+
+class Placement(Protocol):
+    """Which devices do what, and who holds them when. Knows no algorithm."""
+
+    async def start(self) -> None:
+        """Starts trainer and engine and publishes version 0 weights nowhere: the loop does that."""
+        ...
+
+    def training(self) -> AbstractAsyncContextManager[Residency]:
+        """Inside, the trainer is resident. Colocated: the engine sleeps. Fully async: nothing waits."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RolloutStream(Protocol):
+    """Admission, order and staleness of groups. `async with` runs its producer; a producer error surfaces in the consumer."""
+
+    async def next_batch(self) -> list[RolloutGroup]:
+        """P kept groups, graded and with advantages, taken by the window rule."""
+        ...
+
+    def release(self) -> None:
+        """The groups of the batches since the last publish are trained on and published: their slots are free."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able position: everything admitted and not yet trained is asked for again after `restore()`."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Evaluator(Protocol):
+    async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]: ...
+
+
+class RunLogger(Protocol):
+    """Where metrics go. Trouble in a tracker never stops or slows a run."""
+
+    def log(self, metrics: Mapping[str, float], *, step: int) -> None: ...
+
+    def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None: ...
+
+    def close(self, *, failed: bool) -> None: ...

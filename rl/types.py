@@ -1,0 +1,254 @@
+"""The values that travel through one training step. No torch here: arrays are numpy, so that they cross processes cheaply.
+
+Legend: P groups per step, G rollouts per group, L tokens of one rollout (prompt and response, ragged), T packed tokens of
+one micro-batch, n sequences packed in it, K expert choices per token and layer. Log-probabilities are natural (nats).
+
+Alignment rule, stated once: `x[i]` describes token i itself given the tokens before it; position 0 holds 0.0. Only
+`rl/trainer/logprobs.py` shifts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped sampling. Only `LENGTH` means truncated, whatever the last token is."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an engine samples. `temperature` 0 means greedy; `top_k` -1 and `top_p` 1.0 mean no truncation."""
+
+    temperature: float
+    max_new_tokens: int
+    seed: int
+    """Root of this stream of samples; sample i of group g draws from `sample_seed(seed, g, i)`."""
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    """Stop strings; the one that matched stays in the response."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def sample_seed(seed: int, group_id: int, index: int) -> int:
+    """Seed of one sample, from its identity alone: a re-dispatched request on any replica asks for the same sample."""
+    digest = hashlib.blake2b(f"{seed}/{group_id}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # engines take signed 64-bit seeds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, rendered once: engine, trainer and evaluator all use these token ids."""
+
+    prompt_id: str
+    """`<source>:<row>`, stable over runs."""
+    messages: tuple[dict[str, Any], ...]
+    token_ids: IntArray
+    """[L_p], chat template applied, image placeholders expanded as the model's processor expands them."""
+    answer: str
+    task: str
+    images: tuple[NDArray[np.uint8], ...] = ()
+    """Each [height, width, 3]. Empty for text."""
+    mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What the model's processor made of `images` (pixel_values, image_grid_thw); empty for text."""
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One sampled answer. Mutable only until it is graded."""
+
+    group_id: int
+    index: int
+    """0..G-1, the sample's place in its group."""
+    token_ids: IntArray
+    """[L], prompt then response."""
+    loss_mask: BoolArray
+    """[L], True exactly on tokens that the policy sampled."""
+    rollout_logprobs: FloatArray
+    """[L], at the temperature sampled with; 0 where `loss_mask` is False."""
+    temperature: float
+    min_policy_version: int
+    max_policy_version: int
+    """The two differ only if new weights arrived while this rollout was in flight."""
+    finish_reason: FinishReason
+    text: str = ""
+    """Decoded response, special tokens kept out."""
+    generation_s: float = 0.0
+    reward: float = 0.0
+    """Raw, before shaping."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    shaped_reward: float = 0.0
+    advantage: float = 0.0
+    routed_experts: NDArray[np.int16] | None = None
+    """[L, layers, K] expert choices of the engine for router replay; None: not recorded."""
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.token_ids), len(self.loss_mask), len(self.rollout_logprobs))
+        assert len(set(lengths)) == 1, f"token_ids, loss_mask, rollout_logprobs differ in length: {lengths}"
+
+    @property
+    def num_response_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.finish_reason is FinishReason.LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A grade. `value` is the raw score; `parts` names what it is made of; `correct` is the outcome free of shaping."""
+
+    value: float
+    correct: bool
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+class RewardError(Exception):
+    """The grader itself failed. Never the same as a wrong answer: the group is dropped and counted."""
+
+
+@dataclass(slots=True)
+class RolloutGroup:
+    """The G rollouts of one prompt."""
+
+    group_id: int
+    """Position of the prompt in the run's endless order of prompts; equal ids mean equal prompts in every placement."""
+    prompt: Prompt
+    rollouts: list[Rollout]
+    start_version: int
+    """Policy version when generation of this group started."""
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """[G], raw."""
+        return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if every raw reward is the same, so that group-relative advantages vanish."""
+        return all(rollout.reward == self.rollouts[0].reward for rollout in self.rollouts)
+
+    @property
+    def min_policy_version(self) -> int:
+        return min(rollout.min_policy_version for rollout in self.rollouts)
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Sequences packed back to back for one forward and backward pass of one rank."""
+
+    token_ids: NDArray[np.int64]
+    """[T]"""
+    position_ids: NDArray[np.int64]
+    """[T], restarting at 0 for each sequence; [3, T] for multimodal rotary positions."""
+    cu_seqlens: IntArray
+    """[n+1], cumulative lengths starting at 0: sequence j is cu_seqlens[j]:cu_seqlens[j+1]."""
+    loss_mask: BoolArray
+    """[T]"""
+    advantages: FloatArray
+    """[T], the rollout's advantage on each of its loss tokens, 0 elsewhere."""
+    rollout_logprobs: FloatArray
+    """[T]"""
+    temperatures: FloatArray
+    """[T], what each token was sampled at; 1.0 on prompt tokens."""
+    staleness: IntArray
+    """[n], trainer version minus the rollout's min_policy_version, in published versions."""
+    old_logprobs: FloatArray | None = None
+    """[T], filled by the trainer before the first update; None until then, or where they are not used."""
+    ref_logprobs: FloatArray | None = None
+    """[T], filled by the trainer; None without a reference policy."""
+    mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """One rollout batch, split for the trainer."""
+
+    mini_batches: list[list[list[MicroBatch]]]
+    """[update][dp_rank][micro]; every rank has the same number of micro-batches in an update (padded by all-masked ones)."""
+    num_loss_tokens: list[int]
+    """[update] loss tokens over all ranks and micro-batches: the denominator of a token mean."""
+    num_loss_sequences: list[int]
+    """[update] sequences with at least one loss token, likewise."""
+    policy_versions: NDArray[np.int64]
+    """[P*G] min_policy_version of each rollout."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What one trainer step did."""
+
+    num_updates: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStats:
+    """What one weight publish cost."""
+
+    version: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    benchmark: str
+    metric: str
+    """For example `greedy` or `avg@32`."""
+    value: float
+    """In [0, 1]."""
+    stderr: float
+    """Standard error, clustered by problem."""
+    num_problems: int
+    samples_per_problem: int
+    sampling: Sampling
+    policy_version: int
+    truncated_fraction: float
+    num_errors: int = 0
+    """Answers whose grader failed; they are left out of `value`."""
+
+    @property
+    def key(self) -> str:
+        return f"eval/{self.benchmark}/{self.metric}"
+
+
+Grader = Callable[[Prompt, list[Rollout]], Awaitable[list[Reward]]]
+"""Grades the rollouts of one prompt, in order: n in, n out. Raises `RewardError` if the grader itself fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """Held-out problems with their own sampling. `grader` is the task's own code, free of any training-only twist."""
+
+    name: str
+    prompts: list[Prompt]
+    samples_per_problem: int
+    sampling: Sampling
+    grader: Grader
