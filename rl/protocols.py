@@ -80,12 +80,12 @@ Bucket = list[tuple[str, "torch.Tensor"]]
 
 
 class UpdateSession(Protocol):
-    """The receiving end of one weight update. In place: after `abort()` or an error the engine is unfit until a complete one."""
+    """Receives one weight update, in place: after `abort()` or an error the engine is unfit until a complete one."""
 
     async def send(self, bucket: Bucket) -> None: ...
 
     async def commit(self, version: int) -> None:
-        """Checks that every tensor of the manifest arrived, drops caches of the old weights, then advances the version."""
+        """Checks that every tensor of the manifest arrived, drops caches of old weights, then advances the version."""
         ...
 
     async def abort(self) -> None: ...
@@ -101,7 +101,7 @@ class EngineCapabilities:
 
 
 class EngineError(RuntimeError):
-    """The engine failed or was asked for something in the wrong state. An infrastructure error, never a wrong answer."""
+    """The engine failed or was in the wrong state. An infrastructure error, never a wrong answer."""
 
 
 class EngineUnfit(EngineError):
@@ -207,7 +207,7 @@ class Trainer(Protocol):
     async def manifest(self, version: int) -> UpdateManifest: ...
 
     def buckets(self) -> AsyncIterator[Bucket]:
-        """Full weights in Hugging Face names, in manifest order. Collective over the ranks; the driver gets them once."""
+        """Full weights in Hugging Face names, in manifest order. Collective over ranks; the driver gets them once."""
         ...
 
     async def offload(self) -> None: ...
@@ -237,7 +237,7 @@ class TrainerRank(Protocol):
     def step(
         self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
     ) -> StepStats:
-        """`mini_batches` is [update][micro], this rank's share; the denominators are global. Metrics come back reduced."""
+        """`mini_batches` is [update][micro], this rank's share; denominators are global, metrics come back reduced."""
         ...
 
     def manifest(self, version: int) -> UpdateManifest: ...
@@ -280,7 +280,7 @@ class Placement(Protocol):
 
 
 class RolloutStream(Protocol):
-    """Admission, order and staleness of groups. `async with` runs its producer; a producer error surfaces in the consumer."""
+    """Admission, order and staleness of groups. `async with` runs its producer, whose error surfaces here."""
 
     async def next_batch(self) -> list[RolloutGroup]:
         """P kept groups, graded and with advantages, taken by the window rule."""

@@ -1,7 +1,7 @@
-"""The values that travel through one training step. No torch here: arrays are numpy, so that they cross processes cheaply.
+"""The values that travel through one training step. Arrays are numpy, so that they cross processes without torch.
 
-Legend: P groups per step, G rollouts per group, L tokens of one rollout (prompt and response, ragged), T packed tokens of
-one micro-batch, n sequences packed in it, K expert choices per token and layer. Log-probabilities are natural (nats).
+Legend: P groups per step, G rollouts per group, L tokens of one rollout (prompt and response, ragged), T packed tokens
+of one micro-batch, n sequences packed in it, K expert choices per token and layer. Log-probabilities are in nats.
 
 Alignment rule, stated once: `x[i]` describes token i itself given the tokens before it; position 0 holds 0.0. Only
 `rl/trainer/logprobs.py` shifts.
@@ -189,7 +189,7 @@ class TrainBatch:
     """One rollout batch, split for the trainer."""
 
     mini_batches: list[list[list[MicroBatch]]]
-    """[update][dp_rank][micro]; every rank has the same number of micro-batches in an update (padded by all-masked ones)."""
+    """[update][dp_rank][micro]; in an update every rank has equally many, filled up by all-masked ones."""
     num_loss_tokens: list[int]
     """[update] loss tokens over all ranks and micro-batches: the denominator of a token mean."""
     num_loss_sequences: list[int]

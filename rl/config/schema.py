@@ -1,8 +1,9 @@
-"""Every setting of a run, its unit and its range. Standard library and omegaconf only: importing this must not import torch.
+"""Every setting of a run, its unit and its range. Standard library and omegaconf only: importing this imports no torch.
 
 A config class names the class that it configures in a `_target_` default; `rl/config/build.py` imports it when it is
 needed. Classes are unfrozen because OmegaConf merges over them; after `load_run_config` nobody writes to them. Derived
-values are properties and never written back.
+values are properties and never written back. Enum members are lower case because OmegaConf reads and writes them by name:
+`mode=plan` is what people type.
 """
 
 from __future__ import annotations
@@ -20,70 +21,70 @@ class ConfigError(ValueError):
 
 
 class Mode(Enum):
-    TRAIN = "train"
-    EVAL = "eval"
-    PLAN = "plan"
+    train = "train"
+    eval = "eval"
+    plan = "plan"
 
 
 class Dtype(Enum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 class OldLogprobs(Enum):
     """Where the log-probs in the denominator of the policy ratio come from."""
 
-    TRAINER = "trainer"
+    trainer = "trainer"
     """A pass of the trainer before the first update of a step."""
-    ROLLOUT = "rollout"
+    rollout = "rollout"
     """The engine's own, as sampled: no extra pass, and staleness is part of the ratio (bypass mode)."""
 
 
 class KlEstimator(Enum):
-    K1 = "k1"
-    K2 = "k2"
-    K3 = "k3"
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
 
 
 class Packing(Enum):
-    TOKENS = "tokens"
+    tokens = "tokens"
     """Many sequences back to back, up to the token budget."""
-    ONE_SEQUENCE = "one_sequence"
+    one_sequence = "one_sequence"
     """One sequence per micro-batch, for layers that cannot be packed."""
 
 
 class Schedule(Enum):
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
 
 
 class Overlong(Enum):
     """What happens to a prompt of more than `task.max_prompt_tokens`. Each is counted and printed."""
 
-    ERROR = "error"
-    DROP = "drop"
-    TRUNCATE_LEFT = "truncate_left"
+    error = "error"
+    drop = "drop"
+    truncate_left = "truncate_left"
 
 
 class InFlight(Enum):
     """What happens to running requests when new weights are published."""
 
-    FINISH = "finish"
+    finish = "finish"
 
 
 class Notation(Enum):
     """How the arithmetic task writes problem and answer."""
 
-    REVERSED_DIGITS = "reversed_digits"
+    reversed_digits = "reversed_digits"
     """`12+34=` answered by exactly `640`: zero-padded, least significant digit first, then end of text."""
-    QUESTION = "question"
+    question = "question"
     """`What is 7 + 5? Answer with the number only.`; the last number of the answer counts."""
 
 
 class TrainReward(Enum):
-    TASK = "task"
-    SHUFFLED = "shuffled"
+    task = "task"
+    shuffled = "shuffled"
     """A control: the true rewards of each group, dealt out at random among its members. Evaluation stays true."""
 
 
@@ -102,7 +103,7 @@ class WarmStartConfig:
 
 @dataclass
 class ModelConfig:
-    """Which policy is trained. Weights and tokenizer come from `path`; facts are for the plan, which reads no weights."""
+    """Which policy is trained. Weights and tokenizer come from `path`; the plan reads facts, not weights."""
 
     _target_: str = "rl.model.source.HuggingFaceModel"
     name: str = MISSING
@@ -143,7 +144,7 @@ class AlgorithmConfig:
     """G: answers sampled per prompt."""
     prompts_per_mini_batch: int | None = None
     """Prompts per optimizer update; divides prompts_per_step. None: all of them, one update a step."""
-    old_logprobs: OldLogprobs = OldLogprobs.TRAINER
+    old_logprobs: OldLogprobs = OldLogprobs.trainer
 
     @property
     def updates_per_step(self) -> int:
@@ -163,7 +164,7 @@ class GRPOConfig(AlgorithmConfig):
     """Divide advantages by the group's sample standard deviation (n-1) plus 1e-6."""
     kl_coef: float = 0.0
     """Weight of the KL to the frozen initial policy in the loss. 0: no reference policy is kept."""
-    kl_estimator: KlEstimator = KlEstimator.K3
+    kl_estimator: KlEstimator = KlEstimator.k3
 
 
 @dataclass
@@ -173,8 +174,8 @@ class OptimizerConfig:
     lr: float = 1e-6
     lr_warmup_updates: int = 0
     """Optimizer updates of linear warm-up; the first update of a plan without warm-up has the full rate."""
-    schedule: Schedule = Schedule.CONSTANT
-    """After warm-up. LINEAR and COSINE reach 0 at the run's last update."""
+    schedule: Schedule = Schedule.constant
+    """After warm-up. linear and cosine reach 0 at the run's last update."""
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01
@@ -186,11 +187,11 @@ class OptimizerConfig:
 class TrainerConfig:
     _target_: str = MISSING
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    compute_dtype: Dtype = Dtype.BFLOAT16
+    compute_dtype: Dtype = Dtype.bfloat16
     """Of forward and backward; master weights and optimizer state are fp32."""
     max_tokens_per_micro_batch: int = 16384
     """Packed tokens per forward pass of one rank; a single longer sequence makes a micro-batch of its own."""
-    packing: Packing = Packing.TOKENS
+    packing: Packing = Packing.tokens
     recompute: bool = True
     """Recompute activations of each layer in the backward pass."""
     logprob_chunk_tokens: int = 2048
@@ -205,7 +206,7 @@ class FSDPConfig(TrainerConfig):
 @dataclass
 class RolloutConfig:
     _target_: str = MISSING
-    dtype: Dtype = Dtype.BFLOAT16
+    dtype: Dtype = Dtype.bfloat16
     """Of the engine's weights."""
     max_num_seqs: int = 256
     """Sequences decoded at once."""
@@ -262,7 +263,7 @@ class FullyAsyncConfig(PlacementConfig):
 
     _target_: str = "rl.placement.fully_async.FullyAsync"
     max_staleness: float = 1.0
-    in_flight: InFlight = InFlight.FINISH
+    in_flight: InFlight = InFlight.finish
 
 
 @dataclass
@@ -300,9 +301,9 @@ class TaskConfig:
     """Data, reward and evaluation sets; they belong together."""
 
     _target_: str = MISSING
-    reward: TrainReward = TrainReward.TASK
+    reward: TrainReward = TrainReward.task
     max_prompt_tokens: int = 1024
-    overlong: Overlong = Overlong.ERROR
+    overlong: Overlong = Overlong.error
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Explicit arguments of the chat template, for example {enable_thinking: false}."""
     epochs: int = 1
@@ -316,11 +317,11 @@ class TaskConfig:
 
 @dataclass
 class ArithmeticConfig(TaskConfig):
-    """Sums with a right answer. Problems are split once by unordered pair: held out, validation, warm start, training."""
+    """Sums, split once by unordered pair into held out, validation, warm start and training."""
 
     _target_: str = "rl.tasks.arithmetic.Arithmetic"
     digits: int = 2
-    notation: Notation = Notation.REVERSED_DIGITS
+    notation: Notation = Notation.reversed_digits
     split_seed: int = 20261201
     """Of the split, independent of the run's seed."""
     held_out: int = 1000
@@ -404,7 +405,7 @@ class WandbLoggerConfig(LoggerConfig):
 class RunConfig:
     experiment: str | None = None
     """Name of the experiment that this run started from; None: the defaults."""
-    mode: Mode = Mode.TRAIN
+    mode: Mode = Mode.train
     seed: int = 0
     steps: int | None = None
     """Stop after so many steps. None: `task.epochs` passes over the data."""
@@ -441,8 +442,8 @@ class RunConfig:
         """Largest staleness that admission and window allow, in published versions.
 
         Group p (in admission order) starts once p - max_admitted + 1 groups are released, so at version
-        ceil((p - max_admitted + 1) / per_publish) or later. When it is trained, at most p + window - 1 groups went before
-        it (p of them if the window is one batch: first in, first out), so the version is at most that over per_publish.
+        ceil((p - max_admitted + 1) / per_publish) or later. When it is trained, at most p + window - 1 groups went
+        before it (p if the window is one batch: first in, first out), so the version is at most that over per_publish.
         """
         per_publish = self.algorithm.prompts_per_step * self.placement.publish_every
         overtaking = 0 if self.window == self.algorithm.prompts_per_step else self.window - 1
