@@ -2,8 +2,8 @@
 
 A config class names the class that it configures in a `_target_` default; `rl/config/build.py` imports it when it is
 needed. Classes are unfrozen because OmegaConf merges over them; after `load_run_config` nobody writes to them. Derived
-values are properties and never written back. Enum members are lower case because OmegaConf reads and writes them by name:
-`mode=plan` is what people type.
+values are properties and never written back. Enum members are lower case because OmegaConf reads and writes them by
+name: `mode=plan` is what people type.
 """
 
 from __future__ import annotations
@@ -356,7 +356,9 @@ class StreamConfig:
     """Finished groups are taken from the oldest untrained one up to so many places later, in admission order.
     None: prompts_per_step when colocated (first in, first out), prompts_per_step x publish_every when fully async."""
     max_failed_fraction: float = 0.1
-    """The run stops when more of the groups of the last 10 batches failed (grader or engine errors)."""
+    """The run stops when more of the groups of the last 10 batches were dropped because their grader failed."""
+    stall_timeout_s: float = 1800.0
+    """The run stops when no group finishes for so long while the trainer waits for a batch."""
 
 
 @dataclass
@@ -380,7 +382,7 @@ class LoggerConfig:
 
     _target_: str = MISSING
     sample_every: int = 10
-    """Steps between sample rollouts written to samples.jsonl."""
+    """Steps between sample rollouts written to samples.txt."""
     samples: int = 4
     """Rollouts written each time."""
 

@@ -1,0 +1,248 @@
+"""curves.png from metrics.jsonl. `python -m rl.loggers.curves RUN_FOLDER [TITLE]` draws it at any time.
+
+A run draws in a child process of low priority, so that matplotlib neither takes the interpreter lock from the training
+step nor can end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl.loggers.jsonl import Row, read_metrics
+from rl.loggers.names import find
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 60.0
+"""For one drawing; the first on a machine builds matplotlib's font cache."""
+NUM_BINS = 250
+"""Bars of the step-time panel at most; more steps are averaged."""
+MAX_ENTRIES_ABOVE = 6
+"""Of a legend between a panel's title and its frame; a longer one goes inside."""
+BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#3366aa", "#dd8833", "#338855", "#bb4444", "#7755aa", "#888888"
+PHASES = (
+    ("wait_for_batch", "wait", BLUE),
+    ("train", "train", ORANGE),
+    ("publish", "publish", GREEN),
+    ("eval", "eval", PURPLE),
+    ("checkpoint", "checkpoint", RED),
+)
+
+
+def series(rows: Sequence[Row], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of the rows that have a value for `key`."""
+    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
+
+
+def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
+    """Six panels against the step. A panel without values says so. The file appears complete or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    panels: list[Callable[[Axes, Sequence[Row]], None]] = [
+        _draw_reward,
+        _draw_eval,
+        _draw_length,
+        _draw_policy,
+        _draw_staleness,
+        _draw_time,
+    ]
+    for axes, draw in zip(figure.subplots(2, 3).flat, panels, strict=True):
+        draw(axes, rows)
+        _finish_panel(axes, rows)
+    partial = path.with_suffix(".partial.png")
+    canvas.print_png(str(partial))
+    partial.replace(path)
+
+
+def _finish_panel(axes: Axes, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    last = max((row["step"] for row in rows), default=1)
+    margin = max(0.03 * last, 0.6)
+    axes.set_xlim(-margin, last + margin)
+    handles, _ = axes.get_legend_handles_labels()
+    if len(handles) > MAX_ENTRIES_ABOVE:
+        axes.legend(frameon=False, fontsize=7, ncols=2)
+    elif handles:
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.0, 0.985),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=8,
+            handlelength=1.2,
+            handletextpad=0.4,
+            columnspacing=1.1,
+            borderaxespad=0.0,
+        )
+    if not axes.has_data():
+        axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color=GRAY)
+        axes.set_yticks([])
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10.5, fontweight="bold", pad=20)
+
+
+def _line(axes: Axes, rows: Sequence[Row], key: str, *, label: str, color: str) -> None:
+    """The values, with dots where they are few; where they are many, pale, with a moving average over them."""
+    steps, values = series(rows, key)
+    if len(steps) == 0:
+        return
+    marker = "o" if len(steps) <= 15 else ""
+    window = max(len(values) // 25, 1)
+    if window > 1:
+        axes.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
+        kernel = np.ones(window)
+        counts = np.convolve(np.ones(len(values)), kernel, mode="same")
+        values = np.convolve(values, kernel, mode="same") / counts
+    axes.plot(steps, values, color=color, label=label, linewidth=1.6, marker=marker, markersize=3)
+
+
+def _draw_reward(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Training reward")
+    axes.set_ylabel("reward")
+    _line(axes, rows, "reward/mean", label="mean", color=BLUE)
+
+
+def _draw_eval(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Held-out accuracy, with standard error")
+    axes.set_ylabel("accuracy")
+    keys = [key for row in rows for key in row if _is_accuracy(key)]
+    colors = (GREEN, BLUE, ORANGE, PURPLE, RED, GRAY)
+    for index, key in enumerate(dict.fromkeys(keys)):
+        points = [(row["step"], row[key], row.get(f"{key}/stderr") or 0.0) for row in rows if row.get(key) is not None]
+        if not points:
+            continue
+        steps, values, errors = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+        color = colors[index % len(colors)]
+        label = (
+            f"{key.removeprefix('eval/')}: {' to '.join(f'{v:.3f}' for v in dict.fromkeys((values[0], values[-1])))}"
+        )
+        axes.errorbar(
+            steps, values, errors, color=color, label=label, linewidth=1.6, marker="o", markersize=3, capsize=2
+        )
+    if axes.has_data():
+        axes.set_ylim(0.0, 1.05)
+
+
+def _is_accuracy(key: str) -> bool:
+    metric = find(key)
+    return metric is not None and metric.key == "eval/<benchmark>/<metric>"
+
+
+def _draw_length(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Response length")
+    axes.set_ylabel("tokens")
+    _line(axes, rows, "rollout/response_tokens_mean", label="mean", color=BLUE)
+    _line(axes, rows, "rollout/response_tokens_max", label="longest", color=GRAY)
+    if axes.has_data():
+        axes.set_ylim(bottom=0.0)
+
+
+def _draw_policy(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Entropy and KL")
+    axes.set_ylabel("nats (log scale)")
+    _line(axes, rows, "train/entropy", label="entropy", color=BLUE)
+    _line(axes, rows, "mismatch/kl_k3", label="KL engine to trainer", color=RED)
+    _line(axes, rows, "offpolicy/kl_k3", label="KL off-policy", color=ORANGE)
+    if any((line.get_ydata() > 0).any() for line in axes.lines):  # type: ignore[union-attr]
+        axes.set_yscale("log", nonpositive="mask")
+
+
+def _draw_staleness(axes: Axes, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    _title(axes, "Staleness of rollouts")
+    axes.set_ylabel("policy versions")
+    _line(axes, rows, "staleness/max", label="max", color=RED)
+    _line(axes, rows, "staleness/mean", label="mean", color=BLUE)
+    if axes.has_data():
+        axes.set_ylim(bottom=-0.05, top=max(axes.get_ylim()[1], 1.05))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _draw_time(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Step time")
+    axes.set_ylabel("seconds per step")
+    steps, totals = series(rows, "time/step_s")
+    if len(steps) == 0:
+        return
+    timed = [row for row in rows if row.get("time/step_s") is not None]
+    bins = np.array_split(np.arange(len(steps)), min(NUM_BINS, len(steps)))
+    centers = np.array([steps[members].mean() for members in bins])
+    width = (steps[-1] - steps[0] + 1) / len(bins)
+    bottom = np.zeros(len(bins))
+    for phase, label, color in PHASES:
+        values = np.array([row.get(f"time/{phase}_s") or 0.0 for row in timed])
+        heights = np.array([values[members].mean() for members in bins])
+        if heights.any():
+            axes.bar(centers, heights, width, bottom, color=color, label=label)
+            bottom += heights
+    # Phases that run at the same time can add up to more than the step: then nothing is left over.
+    rest = np.maximum(np.array([totals[members].mean() for members in bins]) - bottom, 0.0)
+    axes.bar(centers, rest, width, bottom, color="#cccccc", label="other")
+
+
+class CurvesProcess:
+    """Draws curves.png of a run folder in a child process, one at a time."""
+
+    def __init__(self, run_folder: Path, *, title: str) -> None:
+        self._command = [sys.executable, "-m", "rl.loggers.curves", str(run_folder), title]
+        self._child: subprocess.Popen[Any] | None = None
+
+    def start(self) -> None:
+        """Returns at once. Does nothing while the last drawing is still going on."""
+        if self._child is None or self._child.poll() is not None:
+            # A session of its own: Ctrl-C in the terminal is for the run.
+            self._child = subprocess.Popen(
+                self._command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+
+    def finish(self) -> bool:
+        """Draws the last state; False (and a warning) if that failed or took over `LIMIT_S`."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        try:
+            subprocess.run(self._command, timeout=LIMIT_S, check=True, capture_output=True, start_new_session=True)
+        except subprocess.TimeoutExpired:
+            log.warning("curves.png was not drawn within %.0f s", LIMIT_S)
+            return False
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.decode(errors="replace").strip().splitlines()
+            log.warning("curves.png was not drawn: %s", lines[-1] if lines else f"exit code {error.returncode}")
+            return False
+        return True
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder = Path(arguments[0])
+    title = arguments[1] if len(arguments) > 1 else folder.name
+    draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", title=title)
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+"""metrics.jsonl, the source of truth of a run: one JSON object a line, with `step`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl.config.schema import JsonlLoggerConfig
+
+Row = dict[str, Any]
+"""`step` (int) and metrics: float, or None where the value does not exist."""
+
+
+def to_number(value: Any) -> float | None:
+    """A float from a number, bool, numpy scalar or one-element tensor; None for None, NaN and infinity."""
+    if value is None:
+        return None
+    number = float(value.item() if hasattr(value, "item") else value)
+    return number if math.isfinite(number) else None
+
+
+class MetricsFile:
+    """Appends rows. Each is one write call, so that a kill leaves at most one torn line, the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        assert _ends_with_newline(path), f"{path} ends in a torn line: call set_aside_after() before appending"
+
+    def write(self, metrics: Mapping[str, float | None], *, step: int) -> None:
+        row = {"step": step, **metrics}
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All complete rows, in order; none if there is no file. A torn last line is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is empty or torn
+
+
+def set_aside_after(path: Path, step: int) -> Path | None:
+    """Moves rows past `step`, and a torn last line, to `metrics.set_aside.<time>.jsonl`. Returns that file, if any.
+
+    Killed half-way, it leaves the metrics file as it was or as it should be.
+    """
+    if not path.exists():
+        return None
+    *lines, torn = path.read_bytes().split(b"\n")
+    kept, aside = [], []
+    for line in lines:
+        (kept if json.loads(line)["step"] <= step else aside).append(line + b"\n")
+    if torn:
+        aside.append(torn + b"\n")
+    if not aside:
+        return None
+    aside_path = path.with_name(
+        f"{path.stem}.set_aside.{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6}.jsonl"
+    )
+    aside_path.write_bytes(b"".join(aside))
+    replacement = path.with_name(path.name + ".new")
+    with replacement.open("wb") as file:
+        file.write(b"".join(kept))
+        os.fsync(file.fileno())
+    replacement.replace(path)
+    return aside_path
+
+
+class NoTracker:
+    """`logger=jsonl`: metrics.jsonl is enough."""
+
+    location: str | None = None
+
+    def __init__(self, config: JsonlLoggerConfig, **_run_facts: Any) -> None:
+        del config
+
+    def log(self, metrics: Mapping[str, float | None], *, step: int) -> None:
+        pass
+
+    def close(self, *, failed: bool) -> None:
+        pass

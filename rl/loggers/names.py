@@ -1,0 +1,152 @@
+"""Every metric key of a run: unit, meaning, healthy range, and how one step's many values become one.
+
+A part `<name>` of a key stands for one word: the name of a reward part, a benchmark, a phase. The run's logger refuses
+a key that is not here. In metrics.jsonl a value that does not exist (a mean over nothing, say) is null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+
+class Reduction(StrEnum):
+    """How the values of one step (over rollouts, tokens, updates or ranks) become the one that is logged."""
+
+    MEAN = "mean"
+    MAX = "max"
+    SUM = "sum"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    key: str
+    unit: str
+    """Empty: a plain number."""
+    meaning: str
+    healthy: tuple[float, float] | None = None
+    """Lowest and highest value, both included, of a run that is well; None: no general statement."""
+    reduction: Reduction = Reduction.MEAN
+
+    @property
+    def is_pattern(self) -> bool:
+        return "<" in self.key
+
+    def matches(self, key: str) -> bool:
+        return _regex(self.key).fullmatch(key) is not None
+
+
+_ALLOWED = r"[A-Za-z0-9_@.+=-]+"
+_FREE_PREFIXES = ("reward/part/", "rollout/dropped/")
+
+# The first match counts, so a narrower pattern stands before a wider one.
+METRICS: tuple[Metric, ...] = (
+    Metric("reward/mean", "", "raw reward, before shaping, over the rollouts that were trained on"),
+    Metric("reward/std", "", "standard deviation of the raw reward over all rollouts of the batch"),
+    Metric("reward/correct", "fraction", "rollouts with the right outcome, free of shaping", (0.0, 1.0)),
+    Metric("reward/part/<name>", "", "one named part of the reward"),
+    Metric(
+        "reward/uniform_group_fraction", "fraction", "groups whose rewards are all equal, so that they teach nothing"
+    ),
+    Metric("rollout/response_tokens_mean", "tokens", "response length over the rollouts that were trained on"),
+    Metric("rollout/response_tokens_max", "tokens", "longest response", reduction=Reduction.MAX),
+    Metric("rollout/truncated_fraction", "fraction", "responses cut at the length limit", (0.0, 0.5)),
+    Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
+    Metric("rollout/duplicate_fraction", "fraction", "responses equal to an earlier one of their group"),
+    Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
+    Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
+    Metric(
+        "rollout/dropped/<reason>", "groups", "groups dropped for this reason, in this step", reduction=Reduction.SUM
+    ),
+    Metric("train/loss", "", "loss of the update, over the updates of the step"),
+    Metric("train/grad_norm", "", "global gradient norm before clipping, over the updates of the step", (0.0, 100.0)),
+    Metric("train/lr", "", "learning rate of the step's last update", reduction=Reduction.LAST),
+    Metric("train/entropy", "nats", "entropy of the policy over loss tokens, at the sampling temperature"),
+    Metric("train/ratio_clipped_low_fraction", "fraction", "loss tokens clipped at 1 - clip_low", (0.0, 0.5)),
+    Metric("train/ratio_clipped_high_fraction", "fraction", "loss tokens clipped at 1 + clip_high", (0.0, 0.5)),
+    Metric("train/ratio_max", "", "largest policy ratio of a loss token", reduction=Reduction.MAX),
+    Metric("train/approx_kl", "nats", "k3 estimate of KL(old policy, policy) over loss tokens", (-1e-6, 1.0)),
+    Metric("train/kl_ref", "nats", "estimate of the KL to the reference policy over loss tokens"),
+    Metric(
+        "train/skipped_updates",
+        "updates",
+        "updates left out for a gradient that is not finite",
+        (0.0, 0.0),
+        Reduction.SUM,
+    ),
+    Metric(
+        "mismatch/kl_k3", "nats", "k3 estimate of KL(engine, trainer) of equal weights, over loss tokens", (-1e-6, 0.01)
+    ),
+    Metric(
+        "mismatch/logprob_diff_max",
+        "nats",
+        "largest |trainer - engine| log-prob of a loss token",
+        reduction=Reduction.MAX,
+    ),
+    Metric(
+        "offpolicy/kl_k3", "nats", "k3 estimate of KL(policy that sampled, policy before the step) over loss tokens"
+    ),
+    Metric("staleness/mean", "versions", "trainer version minus the rollout's oldest version, over rollouts"),
+    Metric("staleness/max", "versions", "the same, of the stalest rollout", reduction=Reduction.MAX),
+    Metric("policy_version", "", "version of the trainer's weights after the step", reduction=Reduction.LAST),
+    Metric(
+        "engine/policy_version", "", "version that the engine itself reports after the step", reduction=Reduction.LAST
+    ),
+    Metric("prompts_trained", "prompts", "prompts trained on since the run began", reduction=Reduction.LAST),
+    Metric("tokens_trained", "tokens", "response tokens trained on since the run began", reduction=Reduction.LAST),
+    Metric(
+        "time/overlap_fraction", "fraction", "share of the step in which trainer and engine were both busy", (0.0, 1.0)
+    ),
+    Metric("time/engine_busy_fraction", "fraction", "share of the step in which the engine had requests", (0.0, 1.0)),
+    Metric("time/<phase>_s", "s", "wall time of a phase; `step` is the whole step", reduction=Reduction.SUM),
+    Metric("publish/bytes", "bytes", "weights sent to the engine", reduction=Reduction.SUM),
+    Metric("memory/rss_gib", "GiB", "resident memory of the driver process", reduction=Reduction.MAX),
+    Metric(
+        "memory/gpu_peak_gib",
+        "GiB",
+        "peak memory that the trainer's allocator held in the step",
+        reduction=Reduction.MAX,
+    ),
+    Metric("eval/<benchmark>/truncated_fraction", "fraction", "answers cut at the length limit", (0.0, 0.5)),
+    Metric("eval/<benchmark>/errors", "answers", "answers whose grader failed", (0.0, 0.0), Reduction.SUM),
+    Metric("eval/<benchmark>/<metric>/stderr", "fraction", "standard error of the metric, clustered by problem"),
+    Metric("eval/<benchmark>/<metric>", "fraction", "accuracy on held-out problems, for example `greedy`", (0.0, 1.0)),
+)
+
+
+@lru_cache
+def _regex(key: str) -> re.Pattern[str]:
+    parts = re.split(r"<\w+>", key)
+    return re.compile(_ALLOWED.join(re.escape(part) for part in parts))
+
+
+@lru_cache(maxsize=4096)
+def find(key: str) -> Metric | None:
+    """The entry for a key; None if it is not listed."""
+    return next((metric for metric in METRICS if metric.matches(key)), None)
+
+
+def unlisted(keys: Iterable[str]) -> list[str]:
+    """The keys that the table does not hold."""
+    return [key for key in keys if find(key) is None]
+
+
+def clean_key(key: str) -> str:
+    """Replaces characters that a tracker may refuse, for example those of a user's reward part or benchmark, by `_`."""
+    for prefix in _FREE_PREFIXES:
+        if key.startswith(prefix):
+            key = prefix + key.removeprefix(prefix).replace("/", "_")
+    return re.sub(r"[^A-Za-z0-9_@.+=/-]", "_", key)
+
+
+def is_healthy(key: str, value: float) -> bool:
+    """False only for a value outside the range that the table states."""
+    metric = find(key)
+    if metric is None or metric.healthy is None:
+        return True
+    low, high = metric.healthy
+    return low <= value <= high
