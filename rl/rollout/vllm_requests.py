@@ -1,0 +1,125 @@
+"""What needs no vLLM to be understood and tested: the requests that leave the adapter, what comes back, and its states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl.protocols import EngineError, EngineUnfit
+from rl.types import FinishReason, FloatArray, IntArray, Sampling, sample_seed
+
+MIN_TEMPERATURE = 0.01
+"""vLLM silently raises a positive temperature below this."""
+MAX_TEMPERATURE = 2.0
+
+
+class FlatLogprobs(Protocol):
+    """vLLM's log-probs of one answer: entries of position i are start_indices[i]:end_indices[i] of the other lists."""
+
+    start_indices: list[int]
+    end_indices: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def sampling_kwargs(sampling: Sampling, *, group_id: int, index: int) -> dict[str, Any]:
+    """Arguments of vLLM's `SamplingParams` for one sample: one request each, so that it has a seed of its own.
+
+    Text is decoded while sampling only where a stop string must be found in it.
+    """
+    if not (sampling.is_greedy or MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE):
+        raise EngineError(
+            f"vLLM samples at temperature 0 or {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not at {sampling.temperature}."
+        )
+    return {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sample_seed(sampling.seed, group_id, index),
+        "max_tokens": sampling.max_new_tokens,
+        "stop": list(sampling.stop) or None,
+        "include_stop_str_in_output": True,
+        "ignore_eos": False,
+        "logprobs": 0,  # the sampled token's alone
+        "flat_logprobs": True,
+        "detokenize": bool(sampling.stop),
+        # A stop string may hold special tokens, so they must be in the text that is searched.
+        "skip_special_tokens": False,
+    }
+
+
+def finish_reason(reason: str | None) -> FinishReason:
+    """vLLM's `stop` (end of text, stop string), `length` and `abort`; any other end is a failure of the engine."""
+    if reason not in set(FinishReason):
+        raise EngineError(f"vLLM ended a request with finish reason {reason!r}; its log says why.")
+    return FinishReason(reason)
+
+
+def sampled_logprobs(token_ids: Sequence[int], logprobs: FlatLogprobs) -> FloatArray:
+    """Log-prob of each sampled token, found by its id and never by its place among the entries."""
+    if len(logprobs.start_indices) != len(token_ids):
+        raise EngineError(f"vLLM returned {len(token_ids)} tokens but {len(logprobs.start_indices)} log-probs.")
+    values = np.empty(len(token_ids), dtype=np.float32)
+    for i, token_id in enumerate(token_ids):
+        start, end = logprobs.start_indices[i], logprobs.end_indices[i]
+        try:
+            entry = logprobs.token_ids.index(token_id, start, end)
+        except ValueError:
+            present = logprobs.token_ids[start:end]
+            raise EngineError(
+                f"vLLM returned no log-prob for sampled token {token_id} at position {i}, only for {present}."
+            ) from None
+        values[i] = logprobs.logprobs[entry]
+    return values
+
+
+def collapse_placeholders(token_ids: IntArray, placeholder_id: int, *, num_images: int) -> list[int]:
+    """One placeholder per image: vLLM expands each by itself, so the run that stands for an image must not be sent."""
+    is_placeholder = token_ids == placeholder_id
+    continues = np.concatenate(([False], is_placeholder[1:] & is_placeholder[:-1]))
+    num_runs = int((is_placeholder & ~continues).sum())
+    if num_runs != num_images:
+        raise EngineError(f"the prompt has {num_images} images but {num_runs} runs of image token {placeholder_id}.")
+    return token_ids[~continues].tolist()
+
+
+class Phase(Enum):
+    NEW = "not started"
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    WEIGHTS_AWAKE = "asleep, except for its weights"
+    CLOSED = "closed"
+
+
+_ALLOWED = {
+    "start": {Phase.NEW},
+    "generate": {Phase.AWAKE},
+    "open_update": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
+    "sleep": {Phase.AWAKE},
+    "wake_weights": {Phase.ASLEEP},
+    "wake": {Phase.ASLEEP, Phase.WEIGHTS_AWAKE},
+}
+
+
+class Lifecycle:
+    """Which call is legal when. Weights are written only where they have memory, and sampled from only if complete."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.NEW
+        self.is_updating = False
+        self.unfit_reason: str | None = "it has received no weights yet"
+
+    def check(self, action: str) -> None:
+        """Raises `EngineError` if `action` is illegal now, `EngineUnfit` if it would sample from incomplete weights."""
+        if self.phase not in _ALLOWED[action]:
+            allowed = " or ".join(sorted(f"'{phase.value}'" for phase in _ALLOWED[action]))
+            raise EngineError(f"{action} needs the vLLM engine to be {allowed}; it is '{self.phase.value}'.")
+        if action == "generate":
+            if self.unfit_reason is not None and not self.is_updating:
+                raise EngineUnfit(f"the vLLM engine refuses to sample: {self.unfit_reason}. Publish complete weights.")
+        elif self.is_updating:
+            raise EngineError(f"{action} while a weight update is open; commit or abort it first.")

@@ -1,0 +1,150 @@
+"""What runs inside vLLM's worker process: receives weights and answers which version it holds.
+
+vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`); the methods are called by collective RPC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _OpenUpdate:
+    """Which tensors of a manifest are still missing, and which parameters of vLLM's model were written."""
+
+    def __init__(self, manifest: list[tuple[str, str, list[int]]]) -> None:
+        self.pending = {name: (dtype, tuple(shape)) for name, dtype, shape in manifest}
+        self.known = set(self.pending)
+        self.loaded: set[str] = set()
+
+    def accept(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name not in self.pending:
+                fault = "arrived twice" if name in self.known else "is not in the manifest"
+                raise ValueError(f"tensor {name} {fault}")
+            expected = self.pending.pop(name)
+            found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            if found != expected:
+                raise ValueError(f"tensor {name} is {found}, the manifest says {expected}")
+
+
+class WeightReceiver:
+    """Mixed into `vllm.v1.worker.gpu_worker.Worker` or its CPU relative, whose attributes it uses."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    rl_version = -1
+    rl_update: _OpenUpdate | None = None
+
+    def rl_attach(self) -> int:
+        """Ties this process to its parent: if that is killed, no engine is left holding the device. Returns the pid."""
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        return os.getpid()
+
+    def rl_policy_version(self) -> int:
+        return self.rl_version
+
+    def rl_free_memory(self) -> tuple[int, int]:
+        """Free and total bytes of this worker's device, as the device counts them."""
+        import torch
+
+        return torch.cuda.mem_get_info()
+
+    def rl_begin_update(self, manifest: list[tuple[str, str, list[int]]]) -> None:
+        """Puts the layers into checkpoint layout, one by one as their tensors arrive.
+
+        Writing straight into the parameters fails on CPU, where linear layers hold repacked weights.
+        """
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        if self.rl_update is not None:
+            self.rl_abort_update()
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(self.model_runner.get_model())
+        self.rl_update = _OpenUpdate(manifest)
+
+    def rl_receive(self, payload: bytes) -> None:
+        """One bucket in safetensors format."""
+        import safetensors.torch
+
+        self._rl_load(safetensors.torch.load(payload))
+
+    def _rl_load(self, tensors: dict[str, torch.Tensor]) -> None:
+        from vllm.config import set_current_vllm_config
+
+        update = self._rl_open_update()
+        update.accept(tensors)
+        with set_current_vllm_config(self.vllm_config):
+            loaded = self.model_runner.get_model().load_weights(iter(tensors.items()))
+        update.loaded |= set(loaded or ())
+
+    def rl_finish_update(self, version: int) -> None:
+        """Checks that the manifest arrived and that vLLM's loader took all of it, then takes the new version."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        update = self._rl_open_update()
+        if update.pending:
+            raise ValueError(f"{len(update.pending)} tensors never arrived: {_some(update.pending)}")
+        model = self.model_runner.get_model()
+        partial = _partly_loaded_layers(model)
+        if partial:
+            raise ValueError(f"vLLM's loader filled {len(partial)} layers only in part: {_some(partial)}")
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(model, self.vllm_config.model_config)
+        self.rl_update = None
+        missing = {name for name, _ in model.named_parameters()} - update.loaded
+        if missing:
+            raise ValueError(f"vLLM's loader left {len(missing)} parameters as they were: {_some(missing)}")
+        self.model_runner.reset_encoder_cache()
+        self.model_runner.reset_mm_cache()
+        self.rl_version = version
+
+    def rl_abort_update(self) -> None:
+        """Back to a model that another update can start from. Its weights are a mixture; the engine refuses to use it."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        if self.rl_update is None:
+            return
+        self.rl_update = None
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+
+    def _rl_open_update(self) -> _OpenUpdate:
+        if self.rl_update is None:
+            raise ValueError("no weight update is open")
+        return self.rl_update
+
+
+def _partly_loaded_layers(model: torch.nn.Module) -> list[str]:
+    """Layers of which some elements arrived and some did not, for example a fused projection without its keys.
+
+    Embeddings are padded to a multiple of 64 rows and so never full; buffers are not part of a checkpoint.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    partial = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if isinstance(layer, VocabParallelEmbedding) or not info.can_load() or info.load_numel <= 0:
+            continue
+        num_buffer_elements = sum(buffer.numel() for buffer in layer.buffers(recurse=False))
+        if info.load_numel < info.load_numel_total - num_buffer_elements:
+            partial.append(name)
+    return partial
+
+
+def _some(names: Any) -> str:
+    shown = sorted(names)[:5]
+    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
