@@ -29,7 +29,8 @@ DRAW_EVERY_S = 300.0
 class RunLog:
     """metrics.jsonl first, then terminal, tracker, samples and curves. One row per step, in order.
 
-    Step 0 is before training. `resume_step`: the step of the checkpoint that the run continues from; rows past it are set aside. None: a new run.
+    Step 0 is before training. `resume_step`: the step of the checkpoint that the run continues from; rows past it are
+    set aside. None: a new run.
     """
 
     def __init__(

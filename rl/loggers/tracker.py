@@ -51,6 +51,7 @@ class BackgroundTracker(ABC):
         self._rows: deque[tuple[dict[str, float | None], int]] = deque()
         self._changed = threading.Condition()
         self._is_off = False
+        self._has_warned = False
         self._failed: bool | None = None
         """None until `close`."""
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
@@ -86,6 +87,8 @@ class BackgroundTracker(ABC):
             return
         self._thread.join(self._close_limit_s)
         if self._thread.is_alive():
+            with self._changed:
+                self._is_off = True
             log.warning("%s did not finish within %.0f s: left behind", self._name, self._close_limit_s)
         if self.num_dropped:
             log.warning("%s was too slow: %d rows were not sent", self._name, self.num_dropped)
@@ -113,7 +116,10 @@ class BackgroundTracker(ABC):
                 return True
             except Exception as error:  # noqa: BLE001 - a tracker may raise anything, and the run must go on
                 reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            if num_failures == 1:
+            if self._is_off:
+                return False
+            if not self._has_warned:
+                self._has_warned = True
                 log.warning("%s failed (%s); the run goes on and metrics.jsonl has every row", self._name, reason)
             if num_failures < self._max_failures:
                 with self._changed:

@@ -1,0 +1,73 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from rl.loggers.curves import CurvesProcess, draw_curves, series
+
+FULL = {
+    "reward/mean": 0.5,
+    "eval/sums/greedy": 0.6,
+    "eval/sums/greedy/stderr": 0.02,
+    "rollout/response_tokens_mean": 4.0,
+    "train/entropy": 1.0,
+    "mismatch/kl_k3": 0.0,
+    "staleness/mean": 0.0,
+    "staleness/max": 0.0,
+    "time/step_s": 1.0,
+    "time/train_s": 0.8,
+}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{"step": 0}],
+        [{"step": 0, "eval/sums/greedy": 0.5}],
+        [{"step": 3, **FULL}],
+        [{"step": step, **FULL} for step in range(400)],
+        [{"step": 1, **dict.fromkeys(FULL)}, {"step": 2, **FULL}],
+    ],
+    ids=["no rows", "empty row", "evaluation only", "one row", "many rows", "nulls"],
+)
+def test_any_set_of_rows_can_be_drawn(tmp_path, rows):
+    draw_curves(rows, tmp_path / "curves.png", title="r")
+    pixels = imread(tmp_path / "curves.png")
+    assert pixels.shape[:2] == (770, 1430)
+    assert pixels.std() > 0.01
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_the_picture_depends_on_the_values(tmp_path):
+    for name, value in (("a.png", 0.1), ("b.png", 0.9)):
+        draw_curves([{"step": 0, "eval/sums/greedy": value}], tmp_path / name, title="r")
+    assert (imread(tmp_path / "a.png") != imread(tmp_path / "b.png")).any()
+
+
+def test_rows_without_a_value_are_left_out_of_its_series():
+    steps, values = series([{"step": 0, "a": 1.0}, {"step": 1}, {"step": 2, "a": None}, {"step": 3, "a": 4.0}], "a")
+    np.testing.assert_array_equal(steps, [0, 3])
+    np.testing.assert_array_equal(values, [1.0, 4.0])
+
+
+def test_a_child_process_draws_the_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **FULL}) + "\n")
+    process = CurvesProcess(tmp_path, title="r")
+    process.start()
+    assert process.finish()
+    assert imread(tmp_path / "curves.png").shape[:2] == (770, 1430)
+
+
+def test_a_failed_drawing_is_a_warning(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_text("not json\n")
+    assert not CurvesProcess(tmp_path, title="r").finish()
+    assert "curves.png was not drawn" in caplog.text
+
+
+def test_importing_the_module_loads_no_matplotlib_and_no_torch():
+    code = "import sys, rl.loggers.curves; sys.exit(any(name in sys.modules for name in ('matplotlib', 'torch')))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,88 @@
+import numpy as np
+
+from rl.loggers.samples import SamplesFile, choose_samples, visible
+from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+
+
+def make_group(rewards, *, group_id=0, text="4", question="2+2="):
+    prompt = Prompt(f"sums:{group_id}", ({"role": "user", "content": question},), np.zeros(2, np.int32), "4", "sums")
+    rollouts = [
+        Rollout(
+            group_id=group_id,
+            index=index,
+            token_ids=np.zeros(5, np.int32),
+            loss_mask=np.array([False, False, True, True, True]),
+            rollout_logprobs=np.zeros(5, np.float32),
+            temperature=1.0,
+            min_policy_version=7,
+            max_policy_version=7,
+            finish_reason=FinishReason.STOP,
+            text=text,
+            reward=reward,
+        )
+        for index, reward in enumerate(rewards)
+    ]
+    return RolloutGroup(group_id, prompt, rollouts, 7)
+
+
+def chosen(groups, count):
+    return [(group.group_id, rollout.index) for group, rollout in choose_samples(groups, count)]
+
+
+def test_best_and_worst_of_a_group_are_chosen_not_the_first():
+    assert chosen([make_group([0.5, 1.0, 0.0, 0.5])], 4) == [(0, 1), (0, 2)]
+
+
+def test_groups_that_teach_nothing_come_last_with_one_rollout_each():
+    groups = [make_group([1.0, 1.0], group_id=0), make_group([0.0, 1.0], group_id=1)]
+    assert chosen(groups, 4) == [(1, 1), (1, 0), (0, 0)]
+
+
+def test_no_more_than_asked_for_and_none_of_nothing():
+    groups = [make_group([0.0, 1.0], group_id=index) for index in range(5)]
+    assert chosen(groups, 3) == [(0, 1), (0, 0), (1, 1)]
+    assert chosen([], 3) == []
+
+
+def test_an_entry_says_what_was_asked_answered_and_how_it_was_graded(tmp_path):
+    path = tmp_path / "samples.txt"
+    SamplesFile(path).write([make_group([0.0, 1.0], group_id=3)], step=20, count=1)
+    assert path.read_text().splitlines()[1:] == [
+        "step 20   sums:3   answer 2 of 2   policy version 7",
+        "reward 1   advantage +0.000   finish stop   3 tokens",
+        "prompt",
+        "  | user: 2+2=",
+        "response",
+        "  | 4",
+        "expected answer",
+        "  | 4",
+    ]
+
+
+def test_model_text_can_neither_drive_a_terminal_nor_pass_for_our_lines(tmp_path):
+    path = tmp_path / "samples.txt"
+    hostile = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\u2028\nstep 99   forged\n" + "=" * 100
+    SamplesFile(path).write([make_group([1.0], text=hostile, question=hostile)], step=1, count=4)
+    content = path.read_text()
+    assert visible(content) == content
+    assert "\\x1b[2J" in content
+    assert not [line for line in content.splitlines() if line.startswith("step 99")]
+    assert sum(line.startswith("=") for line in content.splitlines()) == 1
+
+
+def test_a_lone_surrogate_can_be_written(tmp_path):
+    SamplesFile(tmp_path / "samples.txt").write([make_group([1.0], text="\ud800")], step=1, count=1)
+    assert "  | \\ud800\n" in (tmp_path / "samples.txt").read_text()
+
+
+def test_the_middle_of_a_long_response_is_left_out(tmp_path):
+    SamplesFile(tmp_path / "samples.txt").write([make_group([1.0], text="a" * 20_000)], step=1, count=1)
+    assert "[12000 characters left out]" in (tmp_path / "samples.txt").read_text()
+
+
+def test_an_image_in_a_prompt_is_named():
+    content = [{"type": "image"}, {"type": "text", "text": "How many?"}]
+    group = make_group([1.0], question=content)
+    from rl.loggers.samples import describe
+
+    assert "  | user: [image]How many?\n" in describe(group, group.rollouts[0], step=1)
