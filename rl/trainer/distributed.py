@@ -1,0 +1,45 @@
+"""How a rank joins the others. One rank needs no socket."""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Of one collective; the first one of a step waits for ranks that are still compiling or loading."""
+
+
+def join_ranks(*, device: str, rank: int, num_ranks: int, store: str | None) -> torch.device:
+    """Makes the default process group, if there is none yet, and returns this rank's device.
+
+    `store` is the `host:port` of a TCPStore that someone else holds; None is for a single rank.
+    """
+    own = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    if dist.is_initialized():
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, num_ranks), "another process group is in the way"
+        return own
+    if store is None:
+        assert num_ranks == 1, "several ranks need a store to meet at"
+        held: dist.Store = dist.HashStore()
+    else:
+        host, _, port = store.rpartition(":")
+        held = dist.TCPStore(host, int(port), num_ranks, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=held,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=own if device == "cuda" else None,
+    )
+    atexit.register(leave_ranks)
+    return own
+
+
+def leave_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,271 @@
+"""The driver's handle on one trainer rank in this process, or on several as Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rl.config.build import build
+from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
+from rl.protocols import Bucket, TrainerRank, UpdateManifest
+from rl.types import StepStats, TrainBatch
+
+START_TIMEOUT_S = 600.0
+LAST_LINES = 20
+
+
+class TrainerRankError(RuntimeError):
+    """A rank of the trainer died. The others were ended, because they would wait for it for ever."""
+
+
+class TrainerGroup:
+    """Implements `protocols.Trainer` over `num_ranks` ranks of the class that `config` names."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        model_folder: Path | str,
+        algorithm: AlgorithmConfig,
+        device: str,
+        num_ranks: int,
+        seed: int,
+        total_updates: int,
+        env: dict[str, str] | None = None,
+    ):
+        """`env` is the environment of actors; a value that the user has set already wins."""
+        self.num_ranks = num_ranks
+        arguments = {
+            "model_folder": str(model_folder),
+            "algorithm": algorithm,
+            "device": device,
+            "num_ranks": num_ranks,
+            "seed": seed,
+            "total_updates": total_updates,
+        }
+        if num_ranks == 1:
+            self._ranks: _InProcess | _Actors = _InProcess(config, arguments)
+        else:
+            self._ranks = _Actors(config, arguments, device=device, env=env or {})
+
+    async def start(self) -> None:
+        await self._ranks.start()
+
+    async def step(self, batch: TrainBatch) -> StepStats:
+        shares = [
+            ([ranks[rank] for ranks in batch.mini_batches], batch.num_loss_tokens, batch.num_loss_sequences)
+            for rank in range(self.num_ranks)
+        ]
+        stats: list[StepStats] = await self._ranks.call("step", shares)
+        return stats[0]
+
+    async def manifest(self, version: int) -> UpdateManifest:
+        return (await self._ranks.call("manifest", [(version,)] * self.num_ranks))[0]
+
+    async def buckets(self) -> AsyncIterator[Bucket]:
+        await self._all("open_buckets")
+        while (bucket := (await self._all("next_bucket"))[0]) is not None:
+            yield bucket
+
+    async def offload(self) -> None:
+        await self._all("offload")
+
+    async def onload(self) -> None:
+        await self._all("onload")
+
+    async def save(self, folder: Path) -> None:
+        await self._all("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._all("load", folder)
+
+    async def export(self, folder: Path) -> None:
+        await self._all("export", folder)
+
+    async def close(self) -> None:
+        await self._ranks.close()
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return await self._ranks.call(method, [arguments] * self.num_ranks)
+
+
+class _RankHost:
+    """Holds one rank and its open stream of buckets; the body of an actor, or of the trainer thread."""
+
+    def __init__(self, *, buckets_to_cpu: bool):
+        self._rank: TrainerRank | None = None
+        self._buckets: Iterator[Bucket] | None = None
+        self._buckets_to_cpu = buckets_to_cpu
+        self._store: Any = None
+
+    def where(self) -> tuple[str, int, str | None]:
+        """(node id, process id, file that stderr goes to, if it is one)."""
+        import ray
+
+        target = os.readlink("/proc/self/fd/2") if os.path.exists("/proc/self/fd/2") else None
+        return ray.get_runtime_context().get_node_id(), os.getpid(), target
+
+    def open_store(self, *, num_ranks: int, one_node: bool) -> str:
+        """Serves the ranks' meeting point on a free port, and gives its address."""
+        import ray.util
+        from torch.distributed import TCPStore
+
+        host = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
+        # TCPStore by itself would listen on every interface.
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            host, port, num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return f"{host}:{port}"
+
+    def build(self, config: TrainerConfig, arguments: dict[str, Any]) -> None:
+        self._rank = build(config, **arguments)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        if method == "open_buckets":
+            self._buckets = iter(self._built.buckets())
+            return None
+        if method == "next_bucket":
+            assert self._buckets is not None, "buckets are not open"
+            bucket = next(self._buckets, None)
+            return [(name, tensor.cpu()) for name, tensor in bucket] if bucket and self._buckets_to_cpu else bucket
+        return getattr(self._built, method)(*arguments)
+
+    @property
+    def _built(self) -> TrainerRank:
+        assert self._rank is not None, "the trainer was not started"
+        return self._rank
+
+
+class _InProcess:
+    """One rank on a thread of its own, so that the event loop goes on during a step."""
+
+    def __init__(self, config: TrainerConfig, arguments: dict[str, Any]):
+        self._config = config
+        self._arguments = arguments | {"rank": 0, "store": None}
+        self._host = _RankHost(buckets_to_cpu=False)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+    async def start(self) -> None:
+        await self._run(self._host.build, self._config, self._arguments)
+
+    async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        return [await self._run(self._host.call, method, arguments[0])]
+
+    async def close(self) -> None:
+        await self.call("close", [()])
+        self._thread.shutdown()
+
+    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *arguments))
+
+
+class _Actors:
+    """Several ranks, each a Ray actor with a GPU, or a core, of its own."""
+
+    def __init__(self, config: TrainerConfig, arguments: dict[str, Any], *, device: str, env: dict[str, str]):
+        self._config = config
+        self._arguments = arguments
+        self._num_ranks: int = arguments["num_ranks"]
+        self._device = device
+        self._env = env
+        self._actors: list[Any] = []
+        self._logs: list[str | None] = []
+        self._pids: list[int] = []
+
+    async def start(self) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
+        resource = "CPU" if self._device == "cpu" else "GPU"
+        available = ray.cluster_resources().get(resource, 0)
+        if available < self._num_ranks:
+            raise ConfigError(
+                f"placement.trainer_ranks={self._num_ranks} needs as many {resource}s, and Ray has {available:g}. "
+                f"Lower placement.trainer_ranks or start Ray with more."
+            )
+        env = {"OMP_NUM_THREADS": "1"} if self._device == "cpu" else {}
+        env |= {key: value for key, value in self._env.items() if key not in os.environ}
+        one_node = len(ray.nodes()) == 1
+        if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
+            env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        options = {"num_cpus": 1, "num_gpus": 0} if self._device == "cpu" else {"num_cpus": 0, "num_gpus": 1}
+        actor_class = ray.remote(_RankHost).options(max_restarts=0, runtime_env={"env_vars": env}, **options)
+        self._actors = [actor_class.remote(buckets_to_cpu=True) for _ in range(self._num_ranks)]
+        places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
+        self._pids = [pid for _, pid, _ in places]
+        self._logs = [log for _, _, log in places]
+        store = self._actors[0].open_store.remote(num_ranks=self._num_ranks, one_node=one_node)
+        address = (await self._gather("open_store", [store], START_TIMEOUT_S))[0]
+        builds = [
+            actor.build.remote(self._config, self._arguments | {"rank": rank, "store": address})
+            for rank, actor in enumerate(self._actors)
+        ]
+        await self._gather("start", builds, START_TIMEOUT_S)
+
+    async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        assert self._actors, "the trainer was not started"
+        references = [actor.call.remote(method, own) for actor, own in zip(self._actors, arguments, strict=True)]
+        return await self._gather(method, references, None)
+
+    async def _gather(self, method: str, references: list[Any], timeout_s: float | None) -> list[Any]:
+        """All results, or the error of the first rank that fails: nobody waits for ranks that wait for a dead one."""
+        from ray.exceptions import RayError
+
+        tasks = [asyncio.ensure_future(_result_of(reference)) for reference in references]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=timeout_s)
+        failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if task in done and task.exception()]
+        if not pending and not failed:
+            return [task.result() for task in tasks]
+        if not failed:
+            waiting = [rank for rank, task in enumerate(tasks) if task in pending]
+            self._end()
+            raise TrainerRankError(f"ranks {waiting} of the trainer did not finish {method} in {timeout_s:.0f} s")
+        rank, error = _root_cause(failed)
+        for task in pending:
+            task.cancel()
+        tail = self._last_lines(rank)
+        self._end()
+        assert error is not None
+        if not isinstance(error, RayError):
+            raise error
+        pid = f" (pid {self._pids[rank]})" if self._pids else ""
+        raise TrainerRankError(f"rank {rank}{pid} of the trainer failed in {method}: {error}\n{tail}") from error
+
+    def _last_lines(self, rank: int) -> str:
+        log = self._logs[rank] if rank < len(self._logs) else None
+        if log is None or not os.path.isfile(log):
+            return ""
+        lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return "\n".join([f"last lines of {log}:", *lines])
+
+    def _end(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+    async def close(self) -> None:
+        if self._actors:
+            await self.call("close", [()] * self._num_ranks)
+        self._end()
+
+
+async def _result_of(reference: Any) -> Any:
+    return await reference
+
+
+def _root_cause(failed: list[tuple[int, BaseException | None]]) -> tuple[int, BaseException | None]:
+    """A dead rank explains a survivor's broken connection, not the other way round."""
+    from ray.exceptions import RayActorError
+
+    return next(((rank, error) for rank, error in failed if isinstance(error, RayActorError)), failed[0])

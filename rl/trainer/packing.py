@@ -1,0 +1,170 @@
+"""From graded groups to the micro-batches of each rank. Pure numpy, on the driver; knows no algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.config.schema import Packing
+from rl.types import MicroBatch, Rollout, RolloutGroup, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    rollout: Rollout
+    mm_inputs: dict[str, NDArray[Any]]
+    staleness: int
+
+    def __len__(self) -> int:
+        return len(self.rollout.token_ids)
+
+
+def pack(
+    groups: Sequence[RolloutGroup],
+    *,
+    prompts_per_mini_batch: int | None,
+    num_ranks: int,
+    max_tokens_per_micro_batch: int,
+    packing: Packing,
+    policy_version: int,
+    skip_zero_advantage: bool,
+) -> TrainBatch:
+    """Splits groups into mini-batches in order, balances each over ranks by tokens and packs micro-batches.
+
+    `policy_version` is the trainer's current published version. `skip_zero_advantage` leaves rollouts of advantage 0
+    out of the forward pass; they still count in the denominators. Right only where the loss of such a token has a zero
+    gradient, so not with a KL or entropy term. Rollouts without a loss token are always left out.
+    """
+    per_update = prompts_per_mini_batch or len(groups)
+    assert len(groups) % per_update == 0, f"{len(groups)} groups do not split into mini-batches of {per_update}"
+    batch = TrainBatch(
+        mini_batches=[],
+        num_loss_tokens=[],
+        num_loss_sequences=[],
+        policy_versions=np.array([r.min_policy_version for g in groups for r in g.rollouts], dtype=np.int64),
+        metrics=batch_metrics(groups, policy_version=policy_version),
+    )
+    for start in range(0, len(groups), per_update):
+        sequences = [
+            _Sequence(rollout, group.prompt.mm_inputs, policy_version - rollout.min_policy_version)
+            for group in groups[start : start + per_update]
+            for rollout in group.rollouts
+        ]
+        counts = [sequence.rollout.num_response_tokens for sequence in sequences]
+        batch.num_loss_tokens.append(sum(counts))
+        batch.num_loss_sequences.append(sum(count > 0 for count in counts))
+        run = [
+            sequence
+            for sequence, count in zip(sequences, counts, strict=True)
+            if count > 0 and not (skip_zero_advantage and sequence.rollout.advantage == 0.0)
+        ]
+        ranks = [
+            [_micro_batch(packed) for packed in _split(share, max_tokens_per_micro_batch, packing)]
+            for share in _balance(run, num_ranks)
+        ]
+        _even_out(ranks, fallback=min(sequences, key=len))
+        batch.mini_batches.append(ranks)
+    return batch
+
+
+def _balance(sequences: list[_Sequence], num_ranks: int) -> list[list[_Sequence]]:
+    """Longest first, each to the rank with the fewest tokens so far: largest load within 4/3 of the best."""
+    shares: list[list[_Sequence]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for sequence in sorted(sequences, key=len, reverse=True):
+        rank = loads.index(min(loads))
+        shares[rank].append(sequence)
+        loads[rank] += len(sequence)
+    return shares
+
+
+def _split(share: list[_Sequence], max_tokens: int, packing: Packing) -> Iterator[list[_Sequence]]:
+    """First fit of sequences sorted by falling length; equal lengths stay neighbors, which attention makes use of."""
+    if packing is Packing.one_sequence:
+        yield from ([sequence] for sequence in share)
+        return
+    bins: list[list[_Sequence]] = []
+    room: list[int] = []
+    for sequence in share:
+        place = next((i for i, left in enumerate(room) if left >= len(sequence)), None)
+        if place is None:
+            bins.append([])
+            room.append(max_tokens)
+            place = len(bins) - 1
+        bins[place].append(sequence)
+        room[place] -= len(sequence)
+    yield from bins
+
+
+def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
+    rollouts = [sequence.rollout for sequence in sequences]
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    cu_seqlens = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    loss_mask = np.concatenate([r.loss_mask for r in rollouts])
+    assert not loss_mask[cu_seqlens[:-1]].any(), "the first token of a sequence has no prediction"
+
+    def per_token(values: list[float]) -> NDArray[np.float32]:
+        return np.repeat(np.array(values, dtype=np.float32), lengths)
+
+    return MicroBatch(
+        token_ids=np.concatenate([r.token_ids for r in rollouts]).astype(np.int64),
+        position_ids=np.arange(cu_seqlens[-1], dtype=np.int64) - np.repeat(cu_seqlens[:-1].astype(np.int64), lengths),
+        cu_seqlens=cu_seqlens,
+        loss_mask=loss_mask,
+        advantages=np.where(loss_mask, per_token([r.advantage for r in rollouts]), np.float32(0.0)),
+        rollout_logprobs=np.where(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts]), np.float32(0.0)),
+        temperatures=np.where(loss_mask, per_token([r.temperature for r in rollouts]), np.float32(1.0)),
+        staleness=np.array([sequence.staleness for sequence in sequences], dtype=np.int32),
+        mm_inputs=_join_mm_inputs([sequence.mm_inputs for sequence in sequences]),
+    )
+
+
+def _join_mm_inputs(inputs: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    names = {name for of_sequence in inputs for name in of_sequence}
+    return {name: np.concatenate([i[name] for i in inputs if name in i]) for name in sorted(names)}
+
+
+def _even_out(ranks: list[list[MicroBatch]], *, fallback: _Sequence) -> None:
+    """Appends all-masked micro-batches until each rank has as many as the fullest, and at least one.
+
+    A filler repeats the smallest real micro-batch, images included, so that it runs the same modules. If nothing is run
+    it repeats `fallback`.
+    """
+    real = [micro for rank in ranks for micro in rank] or [_micro_batch([fallback])]
+    smallest = min(real, key=lambda micro: len(micro.token_ids))
+    filler = replace(
+        smallest,
+        loss_mask=np.zeros_like(smallest.loss_mask),
+        advantages=np.zeros_like(smallest.advantages),
+        rollout_logprobs=np.zeros_like(smallest.rollout_logprobs),
+        temperatures=np.ones_like(smallest.temperatures),
+    )
+    most = max(1, *(len(rank) for rank in ranks))
+    for rank in ranks:
+        rank.extend(filler for _ in range(most - len(rank)))
+
+
+def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dict[str, float]:
+    """Statistics over every rollout of the batch, run or skipped."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = np.concatenate([group.rewards for group in groups])
+    lengths = np.array([rollout.num_response_tokens for rollout in rollouts])
+    staleness = policy_version - np.array([rollout.min_policy_version for rollout in rollouts])
+    metrics = {
+        "reward/mean": rewards.mean(),
+        "reward/std": rewards.std(),
+        "reward/uniform_group_fraction": np.mean([group.is_uniform for group in groups]),
+        "rollout/response_tokens_mean": lengths.mean(),
+        "rollout/response_tokens_max": lengths.max(),
+        "rollout/truncated_fraction": np.mean([rollout.is_truncated for rollout in rollouts]),
+        "staleness/mean": staleness.mean(),
+        "staleness/max": staleness.max(),
+    }
+    for part in sorted({name for rollout in rollouts for name in rollout.reward_parts}):
+        key = "reward/correct" if part == "correct" else f"reward/part/{part}"
+        metrics[key] = np.mean([r.reward_parts[part] for r in rollouts if part in r.reward_parts])
+    return {key: float(value) for key, value in metrics.items()}

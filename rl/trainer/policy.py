@@ -1,0 +1,86 @@
+"""The policy as a module whose own forward returns log-probs, so that FSDP's root hooks surround the output head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from rl.config.schema import ConfigError
+from rl.trainer.attention import PACKED, equal_length_runs
+from rl.trainer.logprobs import token_logprobs
+from rl.types import BoolArray, MicroBatch
+
+_LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+"""Config keys of models that change logits after the head, and the value that means no change."""
+
+
+def load_model(model_folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """The model of a Hugging Face folder on the CPU, with packed attention and without dropout."""
+    config = AutoConfig.from_pretrained(model_folder)
+    text_config = config.get_text_config()
+    for key, neutral in _LOGIT_TRANSFORMS.items():
+        value = getattr(text_config, key, neutral)
+        if value not in (None, neutral):
+            raise ConfigError(
+                f"model: {key}={value} in {model_folder}/config.json. The trainer computes logits as the output head "
+                f"gives them, so a model that changes them afterwards is not supported. Use another model."
+            )
+    if hasattr(config, "vision_config"):
+        attention: Any = {"text_config": PACKED, "vision_config": "sdpa"}
+        auto_class: Any = AutoModelForImageTextToText
+    else:
+        attention, auto_class = PACKED, AutoModelForCausalLM
+    model: PreTrainedModel = auto_class.from_pretrained(model_folder, dtype=dtype, attn_implementation=attention)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+class Policy(nn.Module):
+    def __init__(self, model: PreTrainedModel, *, logprob_chunk_tokens: int):
+        super().__init__()
+        self.model = model
+        self.logprob_chunk_tokens = logprob_chunk_tokens
+
+    def forward(self, micro: MicroBatch, score_mask: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere.
+
+        With an empty mask one token is scored all the same: every rank then runs the same collectives, and a loss over
+        no token has an all-zero gradient instead of none.
+        """
+        device = next(self.parameters()).device
+        token_ids = torch.from_numpy(micro.token_ids).to(device)
+        position_ids = torch.from_numpy(micro.position_ids).to(device)
+        cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(device)
+        runs = equal_length_runs(micro.cu_seqlens)
+        max_length = max(length for _, length in runs)
+        mm_inputs = {name: torch.from_numpy(value).to(device) for name, value in micro.mm_inputs.items()}
+        body: nn.Module = self.model.base_model
+        hidden = body(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(-2),  # [1, T]; [3, 1, T] for multimodal rotary positions
+            attention_mask=None,
+            use_cache=False,
+            cu_seq_lens_q=cu_seqlens,
+            cu_seq_lens_k=cu_seqlens,
+            max_length_q=max_length,
+            max_length_k=max_length,
+            sequence_runs=runs,
+            **mm_inputs,
+        ).last_hidden_state.squeeze(0)
+        positions = torch.from_numpy(score_mask.nonzero()[0])
+        if len(positions) == 0:
+            positions = torch.ones(1, dtype=torch.int64)
+        return token_logprobs(
+            self.model.get_output_embeddings(),
+            hidden,
+            token_ids,
+            torch.from_numpy(micro.temperatures).to(device),
+            positions.to(device),
+            chunk_tokens=self.logprob_chunk_tokens,
+        )

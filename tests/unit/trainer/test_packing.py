@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rl.config.schema import Packing
+from rl.trainer.packing import pack
+from rl.types import FinishReason, MicroBatch, TrainBatch
+from tests.made_groups import made_batch, made_group
+
+
+def packed(groups, **settings) -> TrainBatch:
+    defaults = {
+        "prompts_per_mini_batch": None,
+        "num_ranks": 1,
+        "max_tokens_per_micro_batch": 1000,
+        "packing": Packing.tokens,
+        "policy_version": 0,
+        "skip_zero_advantage": False,
+    }
+    return pack(groups, **(defaults | settings))
+
+
+def sequences(micro: MicroBatch) -> list[tuple[int, ...]]:
+    bounds = micro.cu_seqlens
+    return [tuple(micro.token_ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
+
+
+def real_sequences(batch: TrainBatch, update: int) -> list[tuple[int, ...]]:
+    ranks = batch.mini_batches[update]
+    return sorted(s for rank in ranks for micro in rank if micro.loss_mask.any() for s in sequences(micro))
+
+
+def test_two_sequences_by_hand():
+    group = made_group([1.0, 0.0], prompt_tokens=2, response_tokens=[1, 3], advantages=[0.5, -0.5], temperature=0.7)
+    micro = packed([group]).mini_batches[0][0][0]
+    short, long = group.rollouts
+    assert micro.token_ids.tolist() == [*long.token_ids, *short.token_ids]
+    assert micro.cu_seqlens.tolist() == [0, 5, 8]
+    assert micro.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert micro.loss_mask.tolist() == [False, False, True, True, True, False, False, True]
+    assert micro.advantages.tolist() == [0.0, 0.0, -0.5, -0.5, -0.5, 0.0, 0.0, 0.5]
+    assert micro.temperatures.tolist() == pytest.approx([1.0, 1.0, 0.7, 0.7, 0.7, 1.0, 1.0, 0.7])
+    assert micro.rollout_logprobs.tolist() == [*long.rollout_logprobs, *short.rollout_logprobs]
+    assert (micro.token_ids.dtype, micro.cu_seqlens.dtype) == (np.int64, np.int32)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("max_tokens", [1, 16, 40, 1000])
+def test_every_sequence_is_packed_exactly_once(num_ranks, max_tokens):
+    groups = made_batch(6, 4)
+    batch = packed(groups, num_ranks=num_ranks, max_tokens_per_micro_batch=max_tokens, prompts_per_mini_batch=3)
+    for update, chosen in enumerate([groups[:3], groups[3:]]):
+        expected = sorted(tuple(r.token_ids.tolist()) for g in chosen for r in g.rollouts)
+        assert real_sequences(batch, update) == expected
+        assert batch.num_loss_tokens[update] == sum(r.num_response_tokens for g in chosen for r in g.rollouts)
+        assert batch.num_loss_sequences[update] == 12
+
+
+@pytest.mark.parametrize("packing", list(Packing))
+@pytest.mark.parametrize("num_groups", [1, 5])
+def test_ranks_get_equal_counts_and_fillers_carry_no_loss(packing, num_groups):
+    groups = made_batch(num_groups, 3, response_tokens=[9, 1, 1])
+    batch = packed(groups, num_ranks=4, max_tokens_per_micro_batch=12, packing=packing)
+    (ranks,) = batch.mini_batches
+    assert len({len(rank) for rank in ranks}) == 1 and len(ranks[0]) >= 1
+    assert sum(int(micro.loss_mask.sum()) for rank in ranks for micro in rank) == batch.num_loss_tokens[0]
+    fillers = [micro for rank in ranks for micro in rank if not micro.loss_mask.any()]
+    assert all(len(f.token_ids) > 1 and not f.advantages.any() and not f.rollout_logprobs.any() for f in fillers)
+
+
+def test_a_rank_without_any_sequence_still_gets_a_micro_batch():
+    batch = packed([made_group([1.0], advantages=[1.0])], num_ranks=4)
+    assert [len(rank) for rank in batch.mini_batches[0]] == [1, 1, 1, 1]
+    assert [bool(rank[0].loss_mask.any()) for rank in batch.mini_batches[0]] == [True, False, False, False]
+
+
+def test_micro_batches_keep_to_the_token_budget_unless_one_sequence_is_longer():
+    groups = made_batch(8, 4)
+    groups.append(made_group([0.0, 1.0], response_tokens=[60, 2], group_id=77, advantages=[-1.0, 1.0]))
+    for micro in packed(groups, max_tokens_per_micro_batch=32).mini_batches[0][0]:
+        assert len(micro.token_ids) <= 32 or micro.num_sequences == 1
+
+
+def test_one_sequence_packing_packs_one():
+    batch = packed(made_batch(2, 4), packing=Packing.one_sequence)
+    assert [micro.num_sequences for micro in batch.mini_batches[0][0]] == [1] * 8
+
+
+def test_ranks_get_nearly_equal_tokens():
+    batch = packed(made_batch(16, 8), num_ranks=4)
+    loads = [sum(len(micro.token_ids) for micro in rank) for rank in batch.mini_batches[0]]
+    assert max(loads) - min(loads) <= 10
+
+
+def test_staleness_is_in_published_versions_for_each_sequence():
+    old, new = made_group([1.0], policy_version=3, group_id=1), made_group([1.0], policy_version=5, group_id=2)
+    batch = packed([old, new], policy_version=5, packing=Packing.one_sequence)
+    assert sorted(int(m.staleness[0]) for m in batch.mini_batches[0][0]) == [0, 2]
+    assert batch.policy_versions.tolist() == [3, 5]
+    assert (batch.metrics["staleness/mean"], batch.metrics["staleness/max"]) == (1.0, 2.0)
+
+
+def test_skipped_rollouts_still_count_in_the_denominators():
+    flat = made_group([1.0, 1.0], response_tokens=[3, 4], advantages=[0.0, 0.0], group_id=1)
+    mixed = made_group([1.0, 0.0], response_tokens=[2, 5], advantages=[1.0, -1.0], group_id=2)
+    batch = packed([flat, mixed], skip_zero_advantage=True)
+    assert batch.num_loss_tokens == [14] and batch.num_loss_sequences == [4]
+    assert len(real_sequences(batch, 0)) == 2
+    assert batch.metrics["reward/uniform_group_fraction"] == 0.5
+
+
+def test_an_update_of_skipped_rollouts_only_runs_one_filler_on_each_rank():
+    flat = made_group([1.0, 1.0], response_tokens=[3, 4], advantages=[0.0, 0.0])
+    batch = packed([flat], num_ranks=2, skip_zero_advantage=True)
+    assert [len(rank) for rank in batch.mini_batches[0]] == [1, 1]
+    assert not any(micro.loss_mask.any() for rank in batch.mini_batches[0] for micro in rank)
+    assert batch.num_loss_tokens == [7]
+
+
+def test_an_empty_response_is_not_run_and_not_counted():
+    group = made_group([1.0, 0.0], response_tokens=[2, 3], advantages=[1.0, -1.0])
+    group.rollouts[1].loss_mask[:] = False
+    batch = packed([group])
+    assert batch.num_loss_tokens == [2] and batch.num_loss_sequences == [1]
+    assert len(real_sequences(batch, 0)) == 1
+
+
+def test_a_loss_on_the_first_token_is_refused():
+    group = made_group([1.0], advantages=[1.0])
+    group.rollouts[0].loss_mask[0] = True
+    with pytest.raises(AssertionError, match="first token"):
+        packed([group])
+
+
+def test_metrics_by_hand():
+    group = made_group([1.0, 0.0, 0.0, 1.0], response_tokens=[1, 2, 3, 6])
+    for rollout in group.rollouts[:2]:
+        rollout.reward_parts = {"correct": rollout.reward, "format": 0.5}
+    group.rollouts[3].finish_reason = FinishReason.LENGTH
+    metrics = packed([group]).metrics
+    assert metrics["reward/mean"] == 0.5 and metrics["reward/std"] == 0.5
+    assert metrics["reward/correct"] == 0.5 and metrics["reward/part/format"] == 0.5
+    assert metrics["rollout/response_tokens_mean"] == 3.0 and metrics["rollout/response_tokens_max"] == 6.0
+    assert metrics["rollout/truncated_fraction"] == 0.25
+    assert metrics["reward/uniform_group_fraction"] == 0.0
