@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rl.loggers.jsonl import Row
@@ -86,10 +87,11 @@ class ConsoleReport:
 
     def _live(self, text: str, step: int) -> None:
         if self._progress is None:
+            step_width = len(f"step {self._total_steps}/{self._total_steps}")
             self._progress = Progress(
-                TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[line]}", markup=False),
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(min_width=step_width)),
+                BarColumn(bar_width=12, table_column=Column(min_width=12)),
+                TextColumn("{task.fields[line]}", markup=False, table_column=Column(ratio=1)),
                 console=self.console,
                 refresh_per_second=4,
             )
@@ -118,15 +120,16 @@ def duration(seconds: float) -> str:
 
 def summary_table(rows: Sequence[Row], *, title: str, seconds: float) -> Table:
     """Start and end of what was learned, and how long it took. `rows` are those of metrics.jsonl."""
-    table = Table(title=Text(title), title_justify="left", show_header=True, header_style="bold", pad_edge=False)
-    for column in ("", "start", "end", "best"):
-        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for column in ("start", "end", "best"):
+        table.add_column(column, justify="right")
     keys = [key for row in rows for key in accuracies(row)]
     for key in dict.fromkeys(["reward/mean", *keys]):
         shown = [(row["step"], row[key], row.get(f"{key}/stderr")) for row in rows if row.get(key) is not None]
         if shown:
             best = max(shown, key=lambda point: point[1])
-            table.add_row(Text(key), *(_point(*point) for point in (shown[0], shown[-1], best)))
+            table.add_row(Text(key), _value(*shown[0][1:]), _value(*shown[-1][1:]), f"{best[1]:.3f} (step {best[0]})")
     table.add_section()
     if rows:
         table.add_row("steps", "", str(rows[-1]["step"]), "")
@@ -134,9 +137,8 @@ def summary_table(rows: Sequence[Row], *, title: str, seconds: float) -> Table:
     return table
 
 
-def _point(step: int, value: float, stderr: float | None) -> str:
-    error = "" if stderr is None else f" +/- {stderr:.3f}"
-    return f"{value:.3f}{error} (step {step})"
+def _value(value: float, stderr: float | None) -> str:
+    return f"{value:.3f}" if stderr is None else f"{value:.3f} +/- {stderr:.3f}"
 
 
 def health_notes(rows: Sequence[Row]) -> list[str]:
