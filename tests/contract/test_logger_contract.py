@@ -1,7 +1,9 @@
 """What every run logger must do, whatever tracker is behind it."""
 
+import contextlib
 import io
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -205,3 +207,38 @@ def test_the_tracker_gets_the_same_rows_as_the_file(tmp_path):
         run_log.log({"reward/mean": step / 2, "reward/part/a b": True}, step=step)
     run_log.close(failed=False)
     assert rows == [*read_metrics(tmp_path / "metrics.jsonl"), False]
+
+
+def test_ctrl_c_in_a_terminal_ends_the_live_line_and_prints_the_table(tmp_path):
+    script = (
+        "import pathlib, sys, time\n"
+        "from rl.config.schema import WandbLoggerConfig as Config\n"
+        "from rl.loggers.fanout import RunLog\n"
+        "from rl.loggers.wandb import WandbLogger\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "tracker = WandbLogger(Config(mode='offline'), run_folder=folder, run_config={}, name='r')\n"
+        "log = RunLog(Config(), run_folder=folder, name='r', total_steps=900, tracker=tracker)\n"
+        "try:\n"
+        "    for step in range(900):\n"
+        "        log.log({'reward/mean': 0.5}, step=step)\n"
+        "        time.sleep(0.1)\n"
+        "except KeyboardInterrupt:\n"
+        "    log.close(failed=True)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", script, str(tmp_path)])
+    output = b""
+    while output.count(b"/900") < 4:
+        output += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an input/output error
+        while chunk := os.read(terminal, 4096):
+            output += chunk
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    text = output.decode()
+    assert "stopped early at step" in text
+    assert "upload with 'wandb sync'" in text.replace("\r\n", "")
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert (tmp_path / "curves.png").exists()
