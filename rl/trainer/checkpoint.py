@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from transformers import AutoTokenizer, PreTrainedModel
 
 _WEIGHTS = "weights"
@@ -24,7 +25,7 @@ def save(
 ) -> None:
     """Weights and optimizer in torch.distributed.checkpoint's format, which any number of ranks can load."""
     model_state, optimizer_state = get_state_dict(policy, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / _WEIGHTS)
+    save_state({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / _WEIGHTS)
     rng = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         rng["cuda"] = torch.cuda.get_rng_state()
@@ -38,7 +39,7 @@ def load(folder: Path, *, policy: nn.Module, optimizer: torch.optim.Optimizer, r
     """Restores what `save` wrote and returns the updates done. RNG states only if as many ranks had saved."""
     model_state, optimizer_state = get_state_dict(policy, optimizer)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(state, checkpoint_id=folder / _WEIGHTS)
+    load_state(state, checkpoint_id=folder / _WEIGHTS)
     set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if len(list(folder.glob("rng_*.pt"))) == num_ranks:
         rng = torch.load(folder / f"rng_{rank}.pt", weights_only=True)
@@ -50,11 +51,10 @@ def load(folder: Path, *, policy: nn.Module, optimizer: torch.optim.Optimizer, r
 
 def export(folder: Path, *, model: PreTrainedModel, weights: dict[str, torch.Tensor], model_folder: Path) -> None:
     """Writes `weights` with the model's config and every other file of `model_folder`, then checks the result."""
-    dtype = next(iter(weights.values())).dtype
-    configured = model.config.dtype
-    model.config.dtype = dtype
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = configured
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")  # else that of the fp32 masters
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for file in other_files(model_folder):
         shutil.copyfile(file, folder / file.name)
     check_export(folder, model_class=type(model), model_folder=model_folder)
@@ -75,7 +75,8 @@ def check_export(folder: Path, *, model_class: type[PreTrainedModel], model_fold
     if missing := sorted(name for name in expected if not (folder / name).is_file()):
         raise RuntimeError(f"export to {folder} lacks {', '.join(missing)}")
     try:
-        _, info = model_class.from_pretrained(folder, dtype="auto", output_loading_info=True, local_files_only=True)
+        loaded: Any = model_class.from_pretrained(folder, dtype="auto", output_loading_info=True, local_files_only=True)
+        info: dict[str, Any] = loaded[1]
         if any(name.startswith("tokenizer") for name in expected):
             AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,12 @@ def join_ranks(*, device: str, rank: int, num_ranks: int, store: str | None) -> 
         return own
     if store is None:
         assert num_ranks == 1, "several ranks need a store to meet at"
-        held: dist.Store = dist.HashStore()
+        held: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     else:
         host, _, port = store.rpartition(":")
-        held = dist.TCPStore(host, int(port), num_ranks, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+        held = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host, int(port), num_ranks, is_master=False, timeout=COLLECTIVE_TIMEOUT
+        )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(
         backend,

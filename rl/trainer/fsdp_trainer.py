@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
 from rl.config.build import build
@@ -89,8 +90,8 @@ class FSDPTrainer:
             fully_shard(module.to(master_dtype), mesh=mesh, mp_policy=precision)
         # The root's inputs are not cast: temperatures and pixels would lose bits before anyone asked for it.
         precision = MixedPrecisionPolicy(param_dtype=cast, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        root = fully_shard(policy.to(master_dtype), mesh=mesh, mp_policy=precision)
-        for module in root.modules():
+        fully_shard(policy.to(master_dtype), mesh=mesh, mp_policy=precision)
+        for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # The loss is already divided by the count over all ranks, so gradients are added up, not averaged.
                 module.set_gradient_divide_factor(1.0)
@@ -207,13 +208,14 @@ class FSDPTrainer:
         A norm that is not finite leaves weights and optimizer state untouched.
         """
         gradients = [_local(p.grad) for p in self.policy.parameters() if p.grad is not None]
-        squares = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        squares = get_total_norm(gradients).square()
         dist.all_reduce(squares)
         norm = squares.sqrt().item()
         if math.isfinite(norm):
             limit = self.config.optimizer.grad_clip
             if limit is not None and norm > limit:
-                torch._foreach_mul_(gradients, limit / norm)
+                for gradient in gradients:
+                    gradient.mul_(limit / norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()

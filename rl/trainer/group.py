@@ -17,6 +17,7 @@ from rl.protocols import Bucket, TrainerRank, UpdateManifest
 from rl.types import StepStats, TrainBatch
 
 START_TIMEOUT_S = 600.0
+ROOT_CAUSE_WAIT_S = 5.0
 LAST_LINES = 20
 
 
@@ -114,7 +115,7 @@ class _RankHost:
     def open_store(self, *, num_ranks: int, one_node: bool) -> str:
         """Serves the ranks' meeting point on a free port, and gives its address."""
         import ray.util
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         host = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
         # TCPStore by itself would listen on every interface.
@@ -222,6 +223,10 @@ class _Actors:
 
         tasks = [asyncio.ensure_future(_result_of(reference)) for reference in references]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=timeout_s)
+        if pending and any(task.exception() for task in done):
+            # A survivor may notice the broken connection before Ray notices the death behind it.
+            late, pending = await asyncio.wait(pending, timeout=ROOT_CAUSE_WAIT_S)
+            done |= late
         failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if task in done and task.exception()]
         if not pending and not failed:
             return [task.result() for task in tasks]
@@ -235,6 +240,8 @@ class _Actors:
         tail = self._last_lines(rank)
         self._end()
         assert error is not None
+        if isinstance(cause := getattr(error, "cause", None), ConfigError):
+            raise cause from error
         if not isinstance(error, RayError):
             raise error
         pid = f" (pid {self._pids[rank]})" if self._pids else ""

@@ -76,8 +76,10 @@ class Policy(nn.Module):
         positions = torch.from_numpy(score_mask.nonzero()[0])
         if len(positions) == 0:
             positions = torch.ones(1, dtype=torch.int64)
+        head = self.model.get_output_embeddings()
+        assert head is not None
         return token_logprobs(
-            self.model.get_output_embeddings(),
+            head,
             hidden,
             token_ids,
             torch.from_numpy(micro.temperatures).to(device),
