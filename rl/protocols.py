@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from rl.types import (
     EvalResult,
     EvalSet,
+    IntArray,
     MicroBatch,
     Prompt,
     PublishStats,
@@ -24,6 +25,19 @@ from rl.types import (
 
 if TYPE_CHECKING:
     import torch
+
+
+class PromptRenderer(Protocol):
+    """Turns the messages of a prompt into token ids, once, for engine, trainer and evaluator alike."""
+
+    num_truncated: int
+    """Over-long prompts that were cut on the left so far."""
+    num_dropped: int
+    """Over-long prompts that were dropped so far."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, name: str = "") -> IntArray | None:
+        """[L_p]; None if the prompt is over-long and such prompts are dropped. `name` says which prompt, for errors."""
+        ...
 
 
 @runtime_checkable
@@ -51,6 +65,10 @@ class Task(Protocol):
 
         Empty where the task has none.
         """
+        ...
+
+    def validation_demonstrations(self) -> list[tuple[Prompt, str]]:
+        """Likewise, to decide when a warm start stops; shares no problem with `demonstrations()` or `eval_sets()`."""
         ...
 
     def fingerprint(self) -> str:

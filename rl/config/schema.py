@@ -317,16 +317,22 @@ class TaskConfig:
 
 @dataclass
 class ArithmeticConfig(TaskConfig):
-    """Sums, split once by unordered pair into held out, validation, warm start and training."""
+    """Sums and products of two numbers, split once by unordered pair into held out, validation, warm start and training."""
 
     _target_: str = "rl.tasks.arithmetic.Arithmetic"
     digits: int = 2
+    """Of each operand, 0 to 10^digits - 1."""
+    operators: list[str] = field(default_factory=lambda: ["+"])
+    """Of `+` and `*`."""
     notation: Notation = Notation.reversed_digits
     split_seed: int = 20261201
     """Of the split, independent of the run's seed."""
     held_out: int = 1000
+    """Problems that are only evaluated; a op b and b op a always fall on the same side."""
     validation: int = 300
+    """Problems that only decide when a warm start stops."""
     warm_start: int = 2000
+    """Problems whose answers are demonstrated in a warm start; the rest is trained on."""
 
 
 @dataclass

@@ -1,0 +1,133 @@
+"""Held-out accuracy, measured through the engine and the graders that training uses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl.evaluation.metrics import mean_accuracy, metric_name
+from rl.protocols import RolloutEngine, Task
+from rl.types import EvalResult, EvalSet, Prompt, Reward, RewardError, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class GradedProblem:
+    prompt: Prompt
+    rollouts: list[Rollout]
+    rewards: list[Reward] | None
+    """None: the grader failed."""
+    error: str = ""
+
+
+class TaskEvaluator:
+    """Evaluates every problem of the task's evaluation sets exactly once, each set with its own sampling.
+
+    `max_concurrent_samples` bounds the samples asked for at once: enough to fill the engine, not so many that a large
+    benchmark floods it. With `answers_file` the answers of the latest evaluation are written there, one a line.
+    """
+
+    def __init__(self, task: Task, *, max_concurrent_samples: int, answers_file: Path | None = None) -> None:
+        assert max_concurrent_samples > 0
+        self._eval_sets = task.eval_sets()
+        self._max_concurrent_samples = max_concurrent_samples
+        self._answers_file = answers_file
+
+    async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]:
+        """One result per evaluation set. An error of the engine ends the evaluation and is never a wrong answer.
+
+        Raises RewardError if the grader failed on every problem of a set.
+        """
+        graded = [await self._graded(engine, eval_set) for eval_set in self._eval_sets]
+        if self._answers_file is not None:
+            self._write_answers(self._answers_file, graded, step=step)
+        return [summary(eval_set, problems) for eval_set, problems in zip(self._eval_sets, graded, strict=True)]
+
+    async def _graded(self, engine: RolloutEngine, eval_set: EvalSet) -> list[GradedProblem]:
+        slots = asyncio.Semaphore(max(1, self._max_concurrent_samples // eval_set.samples_per_problem))
+        jobs = [
+            asyncio.create_task(self._problem(engine, slots, eval_set, index)) for index in range(len(eval_set.prompts))
+        ]
+        try:
+            return await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _problem(
+        self, engine: RolloutEngine, slots: asyncio.Semaphore, eval_set: EvalSet, index: int
+    ) -> GradedProblem:
+        prompt, num_samples = eval_set.prompts[index], eval_set.samples_per_problem
+        async with slots:
+            samples = engine.generate(prompt, group_id=index, n=num_samples, sampling=eval_set.sampling)
+            rollouts = sorted([rollout async for rollout in samples], key=lambda rollout: rollout.index)
+        indices = [rollout.index for rollout in rollouts]
+        assert indices == list(range(num_samples)), f"{prompt.prompt_id} came back with samples {indices}"
+        try:
+            rewards = await eval_set.grader(prompt, rollouts)
+        except RewardError as error:
+            return GradedProblem(prompt, rollouts, None, error=str(error))
+        assert len(rewards) == num_samples, "a grader returns one reward per rollout"
+        return GradedProblem(prompt, rollouts, rewards)
+
+    def _write_answers(self, path: Path, graded: list[list[GradedProblem]], *, step: int) -> None:
+        temporary = path.with_name(f".{path.name}")
+        with temporary.open("w", encoding="utf-8") as file:
+            for eval_set, problems in zip(self._eval_sets, graded, strict=True):
+                for problem in problems:
+                    for row in answer_rows(problem):
+                        file.write(json.dumps({"benchmark": eval_set.name, "step": step} | row) + "\n")
+        os.replace(temporary, path)
+
+
+def summary(eval_set: EvalSet, problems: list[GradedProblem]) -> EvalResult:
+    """Accuracy over the problems that were graded; those whose grader failed are counted apart."""
+    name = eval_set.name
+    graded = [problem.rewards for problem in problems if problem.rewards is not None]
+    if not graded:
+        raise RewardError(f"evaluation {name}: the grader failed on all {len(problems)} problems; {problems[0].error}")
+    value, stderr = mean_accuracy([[reward.correct for reward in rewards] for rewards in graded])
+    rollouts = [rollout for problem in problems for rollout in problem.rollouts]
+    versions = {version for r in rollouts for version in (r.min_policy_version, r.max_policy_version)}
+    assert len(versions) == 1, f"evaluation {name} mixes policy versions {sorted(versions)}"
+    num_samples = eval_set.samples_per_problem
+    return EvalResult(
+        benchmark=name,
+        metric=metric_name(is_greedy=eval_set.sampling.is_greedy, samples_per_problem=num_samples),
+        value=value,
+        stderr=stderr,
+        num_problems=len(graded),
+        samples_per_problem=num_samples,
+        sampling=eval_set.sampling,
+        policy_version=versions.pop(),
+        truncated_fraction=float(np.mean([rollout.is_truncated for rollout in rollouts])),
+        num_errors=sum(len(problem.rollouts) for problem in problems if problem.rewards is None),
+    )
+
+
+def answer_rows(problem: GradedProblem) -> list[dict[str, Any]]:
+    """One row per answer. `reward` and `correct` are null where the grader failed, and `error` says how."""
+    rewards: list[Reward | None] = [*problem.rewards] if problem.rewards else [None] * len(problem.rollouts)
+    return [
+        {
+            "prompt_id": problem.prompt.prompt_id,
+            "index": rollout.index,
+            "messages": problem.prompt.messages,
+            "response": rollout.text,
+            "expected": problem.prompt.answer,
+            "correct": None if reward is None else reward.correct,
+            "reward": None if reward is None else reward.value,
+            "parts": {} if reward is None else reward.parts,
+            "finish_reason": str(rollout.finish_reason),
+            "num_tokens": rollout.num_response_tokens,
+            "policy_version": rollout.max_policy_version,
+            "error": problem.error,
+        }
+        for rollout, reward in zip(problem.rollouts, rewards, strict=True)
+    ]

@@ -1,0 +1,96 @@
+"""Messages to token ids: rendered and tokenized once, for engine, trainer and evaluator alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl.config.schema import ConfigError, Overlong
+from rl.types import IntArray
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+)
+"""model.chat_template=plain: contents of the messages, a line break between them."""
+
+
+class Renderer:
+    """`protocols.PromptRenderer` over the tokenizer of a model folder.
+
+    A chat template writes its own beginning of text, so the text is tokenized without special tokens. The plain
+    template writes none: there the prompt begins as the tokenizer begins any text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        chat_template_kwargs: Mapping[str, Any],
+        max_prompt_tokens: int,
+        overlong: Overlong,
+        chat_template: str | None = None,
+    ) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._folder = folder
+        self._kwargs = dict(chat_template_kwargs)
+        self._max_prompt_tokens = max_prompt_tokens
+        self._overlong = overlong
+        self._prefix: list[int] = []
+        self._template: str | None = None
+        if chat_template == "plain":
+            self._template = PLAIN_TEMPLATE
+            begin = self.tokenizer("").input_ids[:1]
+            self._prefix = begin if begin == [self.tokenizer.bos_token_id] else []
+        elif self.tokenizer.chat_template is None:
+            raise ConfigError(
+                f"the tokenizer of {folder} has no chat template. Use model.chat_template=plain, which joins the "
+                "contents of the messages."
+            )
+        self.num_truncated = 0
+        self.num_dropped = 0
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, name: str = "") -> IntArray | None:
+        """[L_p]; None if the prompt is over-long and such prompts are dropped. `name` says which prompt, for errors."""
+        token_ids = self._token_ids(messages, name=name)
+        limit = self._max_prompt_tokens
+        if len(token_ids) > limit:
+            if self._overlong is Overlong.error:
+                raise ConfigError(
+                    f"prompt {name} has {len(token_ids)} tokens, more than task.max_prompt_tokens={limit}. "
+                    "Raise it, or set task.overlong to drop or truncate_left."
+                )
+            if self._overlong is Overlong.drop:
+                self.num_dropped += 1
+                return None
+            self.num_truncated += 1
+            token_ids = token_ids[-limit:]
+        return np.array(token_ids, dtype=np.int32)
+
+    def _token_ids(self, messages: Sequence[Mapping[str, Any]], *, name: str) -> list[int]:
+        text = self.tokenizer.apply_chat_template(
+            list(messages),
+            tokenize=False,
+            add_generation_prompt=True,
+            chat_template=self._template,
+            **self._kwargs,
+        )
+        token_ids = self._prefix + self.tokenizer(text, add_special_tokens=False).input_ids
+        if not token_ids:
+            raise ConfigError(f"prompt {name} is empty after the chat template: {list(messages)!r}")
+        bos, unknown = self.tokenizer.bos_token_id, self.tokenizer.unk_token_id
+        if bos is not None and token_ids[:2] == [bos, bos]:
+            raise ConfigError(
+                f"prompt {name} begins with two {self.tokenizer.bos_token!r}: the chat template writes one, and so "
+                "does the message. Remove it from the data."
+            )
+        if unknown is not None and unknown in token_ids and self.tokenizer.unk_token not in text:
+            raise ConfigError(
+                f"prompt {name} has a character that the tokenizer of {self._folder} does not know: {text[:200]!r}. "
+                "Use a model whose tokenizer covers the task's text."
+            )
+        return token_ids

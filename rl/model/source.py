@@ -1,0 +1,213 @@
+"""Where the policy comes from: one local folder in Hugging Face layout, read alike by trainer, engine and export."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl.config.schema import ConfigError, ModelConfig
+from rl.model.shape import ModelShape, params_in_files, read_config_json, shape_of
+from rl.protocols import Task
+
+CHAT_TEMPLATES = ("plain",)
+"""Values of model.chat_template."""
+DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""Files taken from a hub: no code, no pickles."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+class HuggingFaceModel:
+    """A model of a local folder or a hub."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.check(config)
+        self.config = config
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        """What can be wrong, as far as files tell without loading a model."""
+        if config.chat_template is not None and config.chat_template not in CHAT_TEMPLATES:
+            raise ConfigError(
+                f"model.chat_template={config.chat_template} must be null (the tokenizer's own) or "
+                f"{', '.join(CHAT_TEMPLATES)}."
+            )
+        folder = local_folder(config)
+        if folder is None:
+            return
+        read_config_json(folder)
+        _check_weights(folder)
+        _check_tokenizer(folder, config)
+
+    @classmethod
+    def shape(cls, config: ModelConfig) -> ModelShape | None:
+        """From config.json with the overrides; None for a hub id."""
+        folder = local_folder(config)
+        if folder is None:
+            return None
+        shape = shape_of(merged(read_config_json(folder), config.hf_overrides))
+        return replace(shape, num_params=config.num_params or shape.num_params or params_in_files(folder))
+
+    def prepare(self, folder: Path, *, seed: int) -> Path:
+        """The model's folder. `folder` is written to only where config.json differs from the original's.
+
+        `seed` is for models that are made; this one is read.
+        """
+        source = local_folder(self.config) or self._downloaded()
+        if self.config.hf_overrides:
+            return write_overlay(source, folder, overrides=self.config.hf_overrides)
+        return source
+
+    def warm_start(self, folder: Path, task: Task, *, seed: int) -> None:
+        """Nothing: this policy starts as it is."""
+
+    def _downloaded(self) -> Path:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+        name, revision = self.config.path, self.config.revision
+        try:
+            folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(DOWNLOADED)))
+        except RepositoryNotFoundError as error:
+            raise ConfigError(
+                f"model.path={name}: there is no such folder here and no such model on the hub, or it needs a login "
+                "(HF_TOKEN). Give a local folder or another hub id."
+            ) from error
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            raise ConfigError(f"model.path={name}: the hub did not give it ({error}). {_OFFLINE_REMEDY}") from error
+        read_config_json(folder)
+        _check_weights(folder)
+        _check_tokenizer(folder, self.config)
+        return folder
+
+
+_OFFLINE_REMEDY = "Without a network, give a local folder: model.path=FOLDER."
+
+
+def local_folder(config: ModelConfig) -> Path | None:
+    """The folder that `config.path` names; None for a hub id. With HF_HUB_OFFLINE=1 a hub id is its cached snapshot."""
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or _HUB_ID.fullmatch(config.path) is None:
+        raise ConfigError(
+            f"model.path={config.path}: there is no such folder. Give a folder in Hugging Face layout, or a hub id "
+            "(owner/name)."
+        )
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not constants.HF_HUB_OFFLINE:
+        return None
+    cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
+    if not isinstance(cached, str):
+        raise ConfigError(
+            f"model.path={config.path}: no such folder here, HF_HUB_OFFLINE=1 is set, and the hub's cache does not hold "
+            f"it. {_OFFLINE_REMEDY}"
+        )
+    return Path(cached).parent
+
+
+def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with `overrides` laid over it, nested mappings key by key."""
+    result = dict(config)
+    for key, value in overrides.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def write_overlay(source: Path, folder: Path, *, overrides: Mapping[str, Any]) -> Path:
+    """`folder` as a view of `source` with another config.json: every other file is a link to the original.
+
+    Written beside `folder` and renamed, so that it is complete whenever it exists.
+    """
+    original = read_config_json(source)
+    values = merged(original, overrides)
+    _check_overrides(original, values, overrides)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    for path in source.iterdir():
+        if path.name != "config.json":
+            (temporary / path.name).symlink_to(path.resolve())
+    (temporary / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(temporary, folder)
+    return folder
+
+
+def _check_overrides(original: Mapping[str, Any], values: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Every override is a key of the model's config class, and the class accepts the result."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    model_type = original["model_type"]
+    if overrides.get("model_type", model_type) != model_type:
+        raise ConfigError(f"model.hf_overrides.model_type={overrides['model_type']}: the model is a {model_type}.")
+    rest = {key: value for key, value in values.items() if key != "model_type"}
+    try:
+        config = AutoConfig.for_model(model_type, **rest)
+        default = AutoConfig.for_model(model_type)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ConfigError(f"model.hf_overrides={dict(overrides)}: {type(error).__name__}: {error}") from error
+    known = default.to_dict()
+    _refuse_unknown(
+        overrides, [original, known, default.attribute_map, _legacy_keys(config)], prefix="model.hf_overrides"
+    )
+
+
+def _legacy_keys(config: Any) -> dict[str, Any]:
+    """Rope keys that older config.json files hold at the top level; the class folds them into one mapping."""
+    return dict.fromkeys(("rope_theta", "rope_scaling")) if hasattr(config, "rope_parameters") else {}
+
+
+def _refuse_unknown(overrides: Mapping[str, Any], known: list[Mapping[str, Any]], *, prefix: str) -> None:
+    names = sorted({name for mapping in known for name in mapping})
+    for key, value in overrides.items():
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"{prefix}.{key}: the model's config has no such key.{hint}")
+        below = [mapping[key] for mapping in known if isinstance(mapping.get(key), Mapping) and mapping[key]]
+        if isinstance(value, Mapping) and below:
+            _refuse_unknown(value, below, prefix=f"{prefix}.{key}")
+
+
+def _check_weights(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+        has = f" (it has {', '.join(others[:3])})" if others else ""
+        raise ConfigError(
+            f"model.path={folder}: the folder has no *.safetensors{has}. Other formats are not read: "
+            "convert the weights with save_pretrained."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(name for name in names if not (folder / name).is_file())
+        if missing:
+            raise ConfigError(
+                f"model.path={folder}: {len(missing)} of {len(names)} weight files are missing, first {missing[0]}."
+            )
+
+
+def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"model.path={folder}: the folder has no tokenizer ({', '.join(TOKENIZER_FILES)}).")
+    if config.chat_template is not None or (folder / "chat_template.jinja").is_file():
+        return
+    settings = folder / "tokenizer_config.json"
+    if not settings.is_file() or "chat_template" not in json.loads(settings.read_text(encoding="utf-8")):
+        raise ConfigError(
+            f"model.path={folder}: the tokenizer has no chat template. Use model.chat_template=plain, which joins the "
+            "contents of the messages, or add a chat_template.jinja to the folder."
+        )
