@@ -317,7 +317,7 @@ class TaskConfig:
 
 @dataclass
 class ArithmeticConfig(TaskConfig):
-    """Sums and products of two numbers, split once by unordered pair into held out, validation, warm start and training."""
+    """Sums and products of two numbers, split by unordered pair into held out, validation, warm start and training."""
 
     _target_: str = "rl.tasks.arithmetic.Arithmetic"
     digits: int = 2

@@ -110,8 +110,8 @@ def local_folder(config: ModelConfig) -> Path | None:
     cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
     if not isinstance(cached, str):
         raise ConfigError(
-            f"model.path={config.path}: no such folder here, HF_HUB_OFFLINE=1 is set, and the hub's cache does not hold "
-            f"it. {_OFFLINE_REMEDY}"
+            f"model.path={config.path}: no such folder here, HF_HUB_OFFLINE=1 is set, and the hub's cache does not "
+            f"hold it. {_OFFLINE_REMEDY}"
         )
     return Path(cached).parent
 

@@ -69,7 +69,8 @@ def split_problems(config: ArithmeticConfig) -> Split:
         if len(part) < size:
             raise ConfigError(
                 f"task.{name}={size}: only {len(part)} problems are left for it, because pairs are never divided. "
-                f"There are {len(config.operators) * limit**2} problems in all; lower held_out, validation or warm_start."
+                f"There are {len(config.operators) * limit**2} problems in all; lower held_out, validation or "
+                "warm_start."
             )
         parts.append(part)
         remaining = later

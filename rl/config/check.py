@@ -1,0 +1,184 @@
+"""Rules that a well-typed config must still obey. One small function each; a rule may refuse, it may not repair.
+
+Everything here runs before a model loads and imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl.config.build import target_class
+from rl.config.schema import ColocatedConfig, ConfigError, FullyAsyncConfig, RunConfig, VLLMRolloutConfig
+
+Range = tuple[str, Callable[[Any], bool], str]
+
+POSITIVE: Callable[[Any], bool] = lambda value: value > 0  # noqa: E731
+NOT_NEGATIVE: Callable[[Any], bool] = lambda value: value >= 0  # noqa: E731
+
+RANGES: tuple[Range, ...] = (
+    ("algorithm.prompts_per_step", POSITIVE, "at least 1"),
+    ("algorithm.group_size", lambda value: value >= 2, "at least 2, because advantages are relative to the group"),
+    ("algorithm.clip_low", lambda value: 0 < value < 1, "between 0 and 1"),
+    ("algorithm.clip_high", POSITIVE, "above 0"),
+    ("algorithm.kl_coef", NOT_NEGATIVE, "0 or more"),
+    ("backend.trainer.optimizer.lr", POSITIVE, "above 0"),
+    ("backend.trainer.optimizer.lr_warmup_updates", NOT_NEGATIVE, "0 or more"),
+    ("backend.trainer.optimizer.beta1", lambda value: 0 <= value < 1, "in [0, 1)"),
+    ("backend.trainer.optimizer.beta2", lambda value: 0 <= value < 1, "in [0, 1)"),
+    ("backend.trainer.optimizer.weight_decay", NOT_NEGATIVE, "0 or more"),
+    ("backend.trainer.optimizer.grad_clip", lambda value: value is None or value > 0, "above 0, or null for none"),
+    ("backend.trainer.max_tokens_per_micro_batch", POSITIVE, "at least 1"),
+    ("backend.trainer.logprob_chunk_tokens", POSITIVE, "at least 1"),
+    ("backend.rollout.max_num_seqs", POSITIVE, "at least 1"),
+    ("backend.rollout.tensor_parallel", POSITIVE, "at least 1"),
+    ("backend.rollout.memory_fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("backend.rollout.cpu_cache_gib", POSITIVE, "at least 1"),
+    ("placement.trainer_ranks", POSITIVE, "at least 1"),
+    ("placement.max_staleness", NOT_NEGATIVE, "0 or more"),
+    ("placement.publish_every", POSITIVE, "at least 1"),
+    ("task.max_prompt_tokens", POSITIVE, "at least 1"),
+    ("task.epochs", POSITIVE, "at least 1"),
+    ("task.sampling.max_new_tokens", POSITIVE, "at least 1"),
+    ("task.eval_sampling.max_new_tokens", POSITIVE, "at least 1"),
+    ("task.eval_sampling.temperature", NOT_NEGATIVE, "0 (greedy) or more"),
+    ("task.eval_sampling.top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("task.eval_sampling.top_k", lambda value: value == -1 or value > 0, "-1 (all) or at least 1"),
+    ("task.eval_sampling.samples_per_problem", POSITIVE, "at least 1"),
+    ("task.eval_limit", lambda value: value is None or value > 0, "at least 1, or null for all"),
+    ("stream.window", lambda value: value is None or value > 0, "at least 1, or null"),
+    ("stream.max_failed_fraction", lambda value: 0 <= value <= 1, "in [0, 1]"),
+    ("stream.stall_timeout_s", POSITIVE, "above 0"),
+    ("evaluation.every", NOT_NEGATIVE, "0 (never) or more"),
+    ("checkpoint.every", NOT_NEGATIVE, "0 (only at the end) or more"),
+    ("checkpoint.keep_last", POSITIVE, "at least 1"),
+    ("logger.sample_every", POSITIVE, "at least 1"),
+    ("logger.samples", NOT_NEGATIVE, "0 or more"),
+    ("steps", lambda value: value is None or value > 0, "at least 1, or null"),
+    ("seed", NOT_NEGATIVE, "0 or more"),
+)
+"""Key, rule, rule in words. A key that the chosen parts lack is skipped."""
+
+
+def check_run_config(config: RunConfig) -> None:
+    """Raises ConfigError on the first rule that `config` breaks."""
+    check_ranges(config)
+    check_mini_batches(config)
+    check_training_sampling(config)
+    check_staleness(config)
+    check_devices(config)
+    check_model(config)
+    num_prompts = check_data(config)
+    if num_prompts is not None:
+        check_num_steps(config, num_prompts)
+
+
+def check_ranges(config: RunConfig) -> None:
+    for key, rule, words in RANGES:
+        node: Any = config
+        for name in key.split("."):
+            node = getattr(node, name, _ABSENT)
+            if node is _ABSENT:
+                break
+        if node is not _ABSENT and not rule(node):
+            raise ConfigError(f"{key}={node} is out of range: it must be {words}.")
+
+
+_ABSENT = object()
+
+
+def check_mini_batches(config: RunConfig) -> None:
+    step, mini = config.algorithm.prompts_per_step, config.algorithm.prompts_per_mini_batch
+    if mini is not None and (mini < 1 or step % mini):
+        raise ConfigError(
+            f"algorithm.prompts_per_mini_batch={mini} must divide algorithm.prompts_per_step={step}: every update of a "
+            "step trains on equally many prompts. Use a divisor, or null for one update a step."
+        )
+
+
+def check_training_sampling(config: RunConfig) -> None:
+    sampling = config.task.sampling
+    if sampling.temperature <= 0:
+        raise ConfigError(
+            f"task.sampling.temperature={sampling.temperature} must be above 0: log-probs are taken at this "
+            "temperature, and greedy samples of a group are all the same. Greedy belongs to "
+            "task.eval_sampling.temperature=0."
+        )
+    if sampling.top_p != 1.0 or sampling.top_k != -1:
+        raise ConfigError(
+            f"task.sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: truncated sampling changes the policy that "
+            "answers come from, and the loss does not correct for that. Use top_p=1.0 and top_k=-1 in training."
+        )
+
+
+def check_staleness(config: RunConfig) -> None:
+    placement, step = config.placement, config.algorithm.prompts_per_step
+    if isinstance(placement, ColocatedConfig) and placement.max_staleness != 0:
+        raise ConfigError(
+            f"placement=colocated needs placement.max_staleness=0 (got {placement.max_staleness}): one set of devices "
+            "cannot sample and train at once. Use placement=fully_async, or drop the override."
+        )
+    if config.window < step:
+        raise ConfigError(
+            f"stream.window={config.window} must be at least algorithm.prompts_per_step={step}: a batch is taken from "
+            "inside the window."
+        )
+    if config.window > config.max_admitted:
+        raise ConfigError(
+            f"stream.window={config.window} is more than the {config.max_admitted} groups that are ever admitted. "
+            "Raise placement.max_staleness, or lower the window."
+        )
+
+
+def check_devices(config: RunConfig) -> None:
+    hardware, placement = config.hardware, config.placement
+    if hardware.device not in ("cpu", "cuda"):
+        raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
+    rollout = config.backend.rollout
+    if isinstance(rollout, VLLMRolloutConfig) and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "backend.rollout=vllm needs the package 'vllm', which is not installed. On a GPU: pip install 'rl[vllm]'; "
+            "on a CPU: scripts/install_vllm_cpu.sh."
+        )
+    if hardware.device == "cpu":
+        return
+    if not any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")):
+        raise ConfigError(f"hardware={hardware.name} needs a GPU and this machine shows none. Use hardware=cpu.")
+    num_gpus = hardware.nodes * hardware.gpus_per_node
+    engine_gpus = getattr(rollout, "tensor_parallel", 1)
+    if isinstance(placement, FullyAsyncConfig):
+        wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engine each on their own"
+    else:
+        wanted, how = max(placement.trainer_ranks, engine_gpus), "trainer ranks and engine on the same"
+    if wanted > num_gpus:
+        raise ConfigError(
+            f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. Choose larger "
+            "hardware, or lower placement.trainer_ranks or backend.rollout.tensor_parallel."
+        )
+
+
+def check_model(config: RunConfig) -> None:
+    target_class(config.model._target_).check(config.model)
+
+
+def check_data(config: RunConfig) -> int | None:
+    """Training rows, or None where they are on a hub and not counted without loading them."""
+    return target_class(config.task._target_).check(config.task)
+
+
+def check_num_steps(config: RunConfig, num_prompts: int) -> None:
+    step = config.algorithm.prompts_per_step
+    if config.steps is None and config.num_steps(num_prompts) == 0:
+        raise ConfigError(
+            f"{num_prompts} training rows, algorithm.prompts_per_step={step}: {config.task.epochs} epoch(s) x "
+            f"({num_prompts} // {step}) = 0 steps. Lower prompts_per_step to {num_prompts} or less, raise task.epochs, "
+            "or set steps."
+        )
+
+
+def user_environment(profile: dict[str, str]) -> dict[str, str]:
+    """The profile's variables that the user has not set: the user's value wins."""
+    return {name: value for name, value in profile.items() if name not in os.environ}

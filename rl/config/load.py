@@ -1,0 +1,107 @@
+"""The one strict door: every config, composed by Hydra or read from a run.yaml, becomes a RunConfig here."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rl.config.register import known_keys, schema_of_target
+from rl.config.schema import ConfigError, RunConfig
+
+SELECTED_NODES = (
+    "model",
+    "algorithm",
+    "backend.trainer",
+    "backend.rollout",
+    "placement",
+    "task",
+    "logger",
+)
+"""Nodes whose schema is chosen by the `_target_` in them."""
+
+
+def load_run_config(plain: dict[str, Any]) -> RunConfig:
+    """A checked-for-type RunConfig of real dataclasses. Raises ConfigError on unknown, missing or ill-typed keys."""
+    config = OmegaConf.structured(RunConfig)
+    given = OmegaConf.create(plain)
+    assert isinstance(given, DictConfig)
+    for node in SELECTED_NODES:
+        target = OmegaConf.select(given, f"{node}._target_", default=None)
+        if target is None:
+            raise ConfigError(f"{node} is not chosen. Name an option of its config group; `rl --help` lists them.")
+        chosen = schema_of_target(target)
+        if chosen is None:
+            raise ConfigError(
+                f"{node}._target_={target} has no schema. Register its config class with "
+                "rl.config.register.register_schema(group, name, config_class)."
+            )
+        OmegaConf.update(config, node, OmegaConf.structured(chosen), merge=False)
+    try:
+        merged = OmegaConf.merge(config, given)
+        missing = sorted(OmegaConf.missing_keys(merged))
+        if missing:
+            raise ConfigError(
+                f"{missing[0]} has no value and no default. Set it: {missing[0]}=... " + _also(missing[1:])
+            )
+        loaded = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain(error)) from error
+    assert isinstance(loaded, RunConfig)
+    return loaded
+
+
+def _also(missing: list[str]) -> str:
+    return f"(also missing: {', '.join(missing)})" if missing else ""
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The inverse of `load_run_config`: nulls stay nulls, enums become their names."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), resolve=True, throw_on_missing=True, enum_to_str=True)
+    assert isinstance(plain, dict)
+    return plain  # type: ignore[return-value]
+
+
+def save_run_yaml(config: RunConfig, path: Path) -> None:
+    path.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def load_run_yaml(path: Path) -> RunConfig:
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as a run's config: {error}") from error
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path} holds no mapping of settings.")
+    return load_run_config(plain)
+
+
+def nearest(key: str, candidates: list[str]) -> str:
+    """` Did you mean '...'?` or an empty string. Compares last components too: people forget the prefix."""
+    close = difflib.get_close_matches(key, candidates, n=1, cutoff=0.6)
+    if not close:
+        leaf = key.rpartition(".")[2]
+        by_leaf = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
+        close = [by_leaf[name] for name in difflib.get_close_matches(leaf, list(by_leaf), n=1, cutoff=0.6)]
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def explain(error: BaseException) -> str:
+    """One line for a person from an OmegaConf error: the key, what is wrong, the nearest real key."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return str(error).splitlines()[0]
+    key = str(cause.full_key or cause.key or "")
+    first_line = str(cause.msg or cause).splitlines()[0]
+    owner = cause.object_type
+    if "not in" in first_line and isinstance(owner, type) and hasattr(owner, "__dataclass_fields__"):
+        prefix = key.rpartition(".")[0]
+        keys = [f"{prefix}.{name}" if prefix else name for name in known_keys(owner)]
+        return f"unknown key '{key}': {owner.__name__} has no such setting.{nearest(key, keys)}"
+    return f"{key}: {first_line}" if key and key not in first_line else first_line

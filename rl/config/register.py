@@ -1,0 +1,111 @@
+"""Schemas and experiments into Hydra's ConfigStore."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.config import schema
+from rl.config.schema import ConfigError, RunConfig
+
+GROUPS: dict[str, tuple[type, ...]] = {
+    "model": (schema.ModelConfig, schema.TinyModelConfig),
+    "algorithm": (schema.GRPOConfig,),
+    "backend/trainer": (schema.FSDPConfig,),
+    "backend/rollout": (schema.LocalRolloutConfig, schema.VLLMRolloutConfig),
+    "placement": (schema.ColocatedConfig, schema.FullyAsyncConfig),
+    "hardware": (schema.HardwareConfig,),
+    "task": (schema.ArithmeticConfig, schema.GSM8KConfig, schema.JsonlConfig),
+    "logger": (schema.JsonlLoggerConfig, schema.WandbLoggerConfig),
+}
+"""Config group -> schemas of its options. Everything a person can choose by name is here or in conf/."""
+
+SCHEMA_NAMES = {
+    schema.ModelConfig: "hf",
+    schema.TinyModelConfig: "tiny",
+    schema.GRPOConfig: "grpo",
+    schema.FSDPConfig: "fsdp",
+    schema.LocalRolloutConfig: "local",
+    schema.VLLMRolloutConfig: "vllm",
+    schema.ColocatedConfig: "colocated",
+    schema.FullyAsyncConfig: "fully_async",
+    schema.HardwareConfig: "hardware",
+    schema.ArithmeticConfig: "arithmetic",
+    schema.GSM8KConfig: "gsm8k",
+    schema.JsonlConfig: "jsonl",
+    schema.JsonlLoggerConfig: "jsonl",
+    schema.WandbLoggerConfig: "wandb",
+}
+
+_user_schemas: dict[str, type] = {}
+
+
+def register_schema(group: str, name: str, config_class: type) -> None:
+    """Adds a schema of one's own, so that a YAML option may start with `defaults: [schema_<name>, _self_]`."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(group=group, name=f"schema_{name}", node=config_class)
+    _user_schemas[config_class._target_] = config_class  # type: ignore[attr-defined]
+
+
+def schema_of_target(target: str) -> type | None:
+    """The config class whose `_target_` default is `target`."""
+    for classes in GROUPS.values():
+        for config_class in classes:
+            if getattr(config_class, "_target_", None) == target:
+                return config_class
+    return _user_schemas.get(target)
+
+
+def package_folder(name: str) -> Path:
+    """`conf` or `experiments`: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    in_wheel = package / f"_{name}"
+    return in_wheel if in_wheel.is_dir() else package.parent / name
+
+
+def experiment_files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(package_folder("experiments").glob("*.yaml"))}
+
+
+def register_all() -> None:
+    """Idempotent. A broken experiment file raises ConfigError naming the file."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    store = ConfigStore.instance()
+    store.store(name="schema_run", node=RunConfig)
+    for group, classes in GROUPS.items():
+        for config_class in classes:
+            store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
+    for name, path in experiment_files().items():
+        try:
+            node = OmegaConf.load(path)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ConfigError(f"experiment file {path} cannot be read: {error}") from error
+        except Exception as error:
+            if type(error).__module__.split(".")[0] != "yaml":
+                raise
+            raise ConfigError(f"experiment file {path} is not valid YAML: {error}") from error
+        store.store(group="experiment", name=name, node=node, package="_global_", provider=str(path))
+
+
+def option_names(group: str) -> list[str]:
+    """Options of a config group, without the schemas."""
+    if group == "experiment":
+        return list(experiment_files())
+    return sorted(path.stem for path in (package_folder("conf") / group).glob("*.yaml"))
+
+
+def known_keys(config_class: type, prefix: str = "") -> list[str]:
+    """Dotted keys of a config class, nested classes included where a default says which."""
+    keys = []
+    for item in fields(config_class):
+        if item.name == "_target_":
+            continue
+        keys.append(prefix + item.name)
+        default: Any = item.default_factory() if callable(item.default_factory) else item.default
+        if is_dataclass(default) and not isinstance(default, type):
+            keys += known_keys(type(default), f"{prefix}{item.name}.")
+    return keys

@@ -1,0 +1,253 @@
+"""The stream of groups: admission, order, staleness.
+
+                 admits while admitted < max_admitted              takes P finished groups from the window
+    task.prompt ------------------------------------> in flight -------------------------------------------> trainer
+                  ^                                  (sampled, graded)                                         |
+                  +---------------------- release(): trained on and published, slots are free <----------------+
+
+Admission alone bounds staleness: a group cannot start before the release of all but `max_admitted` of its
+predecessors. With max_staleness 0 the next batch starts only after `release()`, which follows the publish: strictly
+on-policy, with no special case. Taking groups as they finish, without a window, would break the bound; see
+RunConfig.staleness_bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rl.protocols import Algorithm, RolloutEngine, Task
+from rl.types import Reward, RewardError, RolloutGroup, Sampling
+
+FAILED_HISTORY_BATCHES = 10
+
+
+class StreamError(RuntimeError):
+    """The stream cannot deliver another batch."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One admitted group, in admission order."""
+
+    group_id: int
+    task: asyncio.Task[RolloutGroup | str]
+    group: RolloutGroup | None = None
+    drop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfigValues:
+    """The numbers that a stream works by."""
+
+    seed: int
+    sampling: Sampling
+    prompts_per_step: int
+    group_size: int
+    max_admitted: int
+    window: int
+    max_failed_fraction: float
+    stall_timeout_s: float
+
+
+@dataclass(slots=True)
+class Accounting:
+    """Groups since the run began: started = trained + dropped + in flight."""
+
+    started: int = 0
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class GroupStream:
+    """Implements `rl.protocols.RolloutStream` over one engine."""
+
+    def __init__(self, values: StreamConfigValues, *, task: Task, engine: RolloutEngine, algorithm: Algorithm) -> None:
+        self._values = values
+        self._task, self._engine, self._algorithm = task, engine, algorithm
+        self._slots: deque[_Slot] = deque()
+        self._held = 0
+        """Groups trained on and not yet released."""
+        self._next_index = 0
+        self._again: deque[int] = deque()
+        """Group ids that a restored checkpoint had in flight, to be admitted first."""
+        self._progress = asyncio.Event()
+        self._error: BaseException | None = None
+        self._recent_failures: deque[bool] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
+        self._is_open = False
+        self.accounting = Accounting()
+        self.busy = BusyTimer()
+
+    async def __aenter__(self) -> GroupStream:
+        self._is_open = True
+        self._admit()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        tasks = [slot.task for slot in self._slots]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def next_batch(self) -> list[RolloutGroup]:
+        """P kept groups in admission order, taken from the window as they finish."""
+        wanted = self._values.prompts_per_step
+        taken: list[RolloutGroup] = []
+        while len(taken) < wanted:
+            self._raise_failure()
+            self._take_finished(taken)
+            if len(taken) < wanted:
+                self._progress.clear()
+                try:
+                    await asyncio.wait_for(self._progress.wait(), self._values.stall_timeout_s)
+                except TimeoutError:
+                    raise StreamError(self._stall_message(len(taken))) from None
+        self._held += wanted
+        self.accounting.trained += wanted
+        return sorted(taken, key=lambda group: group.group_id)
+
+    def _take_finished(self, taken: list[RolloutGroup]) -> None:
+        """Moves finished groups of the window into `taken`. Dropped groups leave the window and free their slot."""
+        kept: deque[_Slot] = deque()
+        window = self._values.window - len(taken)
+        while self._slots and len(kept) < window and len(taken) < self._values.prompts_per_step:
+            slot = self._slots.popleft()
+            if slot.drop_reason is not None:
+                continue
+            if slot.group is None:
+                kept.append(slot)
+            else:
+                window -= 1
+                taken.append(slot.group)
+        kept.extend(self._slots)
+        self._slots = kept
+        self._admit()
+
+    def release(self) -> None:
+        """Frees the slots of the groups taken since the last release: they are trained on and published."""
+        self._held = 0
+        self._admit()
+
+    def state(self) -> dict[str, Any]:
+        """The position at a step boundary: what was admitted and not taken is asked for again."""
+        return {
+            "next_index": self._next_index,
+            "in_flight": [slot.group_id for slot in self._slots if slot.drop_reason is None] + list(self._again),
+            "trained": self.accounting.trained,
+            "dropped": dict(self.accounting.dropped),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        assert not self._is_open, "restore before the stream starts"
+        self._next_index = int(state["next_index"])
+        self._again = deque(int(group_id) for group_id in state["in_flight"])
+        self.accounting.trained = int(state["trained"])
+        self.accounting.dropped = Counter(state["dropped"])
+        # Groups in flight at the checkpoint start again, and count once.
+        self.accounting.started = self.accounting.trained + sum(self.accounting.dropped.values())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Admitted groups that no batch has taken."""
+        return sum(slot.drop_reason is None for slot in self._slots)
+
+    def _admit(self) -> None:
+        """Starts groups while slots are free, in one turn of the event loop, so that the engine gets them together."""
+        while self._is_open and self._error is None and self.num_in_flight + self._held < self._values.max_admitted:
+            if self._again:
+                group_id = self._again.popleft()
+            else:
+                group_id, self._next_index = self._next_index, self._next_index + 1
+            task = asyncio.create_task(self._produce(group_id), name=f"group {group_id}")
+            slot = _Slot(group_id, task)
+            task.add_done_callback(lambda done, slot=slot: self._finish(slot, done))
+            self._slots.append(slot)
+            self.accounting.started += 1
+
+    async def _produce(self, group_id: int) -> RolloutGroup | str:
+        """The graded group, or the reason to drop it. The engine is asked before this first suspends."""
+        values = self._values
+        prompt = self._task.prompt(values.seed, group_id)
+        samples = self._engine.generate(prompt, group_id=group_id, n=values.group_size, sampling=values.sampling)
+        with self.busy:
+            rollouts = sorted([rollout async for rollout in samples], key=lambda rollout: rollout.index)
+        indices = [rollout.index for rollout in rollouts]
+        assert indices == list(range(values.group_size)), f"group {group_id} came back with samples {indices}"
+        try:
+            rewards = await self._task.grade(prompt, rollouts)
+        except RewardError:
+            return "reward_error"
+        group = RolloutGroup(group_id, prompt, rollouts, min(rollout.min_policy_version for rollout in rollouts))
+        self._judge(group, rewards)
+        return group if self._algorithm.keep(group) else "filtered"
+
+    def _judge(self, group: RolloutGroup, rewards: list[Reward]) -> None:
+        assert len(rewards) == len(group.rollouts), "a grader returns one reward per rollout"
+        for rollout, reward in zip(group.rollouts, rewards, strict=True):
+            rollout.reward = float(reward.value)
+            rollout.reward_parts = {"correct": float(reward.correct), **reward.parts}
+            rollout.shaped_reward = self._algorithm.shape_reward(rollout)
+        for rollout, advantage in zip(group.rollouts, self._algorithm.advantages(group), strict=True):
+            rollout.advantage = advantage
+
+    def _finish(self, slot: _Slot, done: asyncio.Task[Any]) -> None:
+        """Runs when a group's task ends, however it ends."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self._error = self._error or error
+        elif isinstance(result := done.result(), str):
+            slot.drop_reason = result
+            self.accounting.dropped[result] += 1
+            self._recent_failures.append(result == "reward_error")
+        else:
+            slot.group = result
+            self._recent_failures.append(False)
+        self._progress.set()
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+        failed, seen = sum(self._recent_failures), len(self._recent_failures)
+        if seen >= self._values.prompts_per_step and failed > self._values.max_failed_fraction * seen:
+            raise StreamError(
+                f"the grader failed on {failed} of the last {seen} groups, more than stream.max_failed_fraction="
+                f"{self._values.max_failed_fraction}. These are errors of the grader, not wrong answers; see the log."
+            )
+
+    def _stall_message(self, num_taken: int) -> str:
+        waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.drop_reason is None]
+        return (
+            f"no group finished for {self._values.stall_timeout_s:.0f} s (stream.stall_timeout_s) while the trainer "
+            f"waited for {self._values.prompts_per_step} and had {num_taken}; in flight: {waiting[:8]}"
+            f"{'...' if len(waiting) > 8 else ''} ({len(waiting)} groups)."
+        )
+
+
+class BusyTimer:
+    """Wall seconds during which at least one of several overlapping `with` blocks was open."""
+
+    def __init__(self) -> None:
+        self._depth, self._since, self._total_s = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._since = time.monotonic()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._total_s += time.monotonic() - self._since
+
+    def total_s(self) -> float:
+        return self._total_s + (time.monotonic() - self._since if self._depth else 0.0)
