@@ -103,12 +103,16 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
 def _environment(config: VLLMRolloutConfig, *, device: str, log_file: Path) -> Iterator[None]:
     """vLLM's environment while its processes start; what the user has set wins, and ours is as before afterwards."""
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == "0":
-        raise ConfigError("VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine needs a process of its own. Unset the variable.")
+        raise ConfigError(
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine needs a process of its own. Unset the variable."
+        )
     wanted = {
         "HF_HUB_OFFLINE": "1",  # the model is a local folder
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy our threads' locks, held
         "VLLM_LOGGING_CONFIG_PATH": str(_write_logging_config(log_file)),
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # vLLM's own imports raise them in every process
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     if device == "cpu":
         wanted |= {
@@ -120,13 +124,13 @@ def _environment(config: VLLMRolloutConfig, *, device: str, log_file: Path) -> I
     elif importlib.util.find_spec("flashinfer") is None:
         wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     before = {key: os.environ.get(key) for key in (*wanted, *_WRITTEN_BY_VLLM)}
-    before |= {key: value for key, value in os.environ.items() if key.startswith("VLLM_")}
+    before |= {key: value for key, value in os.environ.items() if key.startswith(("VLLM_", "AITER_"))}
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
     try:
         yield
     finally:
-        for key in [key for key in os.environ if key.startswith("VLLM_") and key not in before]:
+        for key in [key for key in os.environ if key.startswith(("VLLM_", "AITER_")) and key not in before]:
             del os.environ[key]
         for key, value in before.items():
             if value is None:
@@ -157,7 +161,7 @@ def _write_logging_config(log_file: Path) -> Path:
 
 
 class Core:
-    """One running engine. Every method but `wait_for_death`, `exit_status` and `unblock` belongs to one thread."""
+    """One running engine. All but `wait_for_death`, `exit_status`, `unblock` and `kill` belongs to one thread."""
 
     def __init__(self, engine: LLMEngine, *, log_file: Path) -> None:
         self._engine = engine
@@ -218,7 +222,7 @@ class Core:
         self._engine.reset_mm_cache()
 
     def sleep(self) -> None:
-        """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before the next use."""
+        """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before use."""
         self._engine.sleep(level=2)
 
     def wake(self, tag: str) -> None:
@@ -248,10 +252,14 @@ class Core:
     def close(self) -> None:
         """Ends the processes: SIGTERM, and SIGKILL for what is left after vLLM's grace period."""
         self._client.shutdown()
+        self.kill()
+        for process in self._processes:
+            process.join()
+
+    def kill(self) -> None:
         for process in self._processes:
             if process.is_alive():
                 process.kill()
-            process.join()
 
 
 def _describe_exit(exit_code: int | None) -> str:

@@ -33,6 +33,8 @@ T = TypeVar("T")
 MIN_FREED_FRACTION = 0.1
 """Of the engine's memory budget. A sleep that frees less has freed nothing that a trainer could use."""
 
+CLOSE_TIMEOUT_S = 30.0
+
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
@@ -53,9 +55,7 @@ class VLLMEngine:
     """`protocols.RolloutEngine` over vLLM. Built for one event loop; weights come by updates alone."""
 
     def __init__(self, config: VLLMRolloutConfig, *, model_folder: Path, device: str) -> None:
-        self.capabilities = EngineCapabilities(
-            seeded=True, frees_memory_asleep=device != "cpu", in_flight_update=False
-        )
+        self.capabilities = EngineCapabilities(seeded=True, frees_memory_asleep=device != "cpu", in_flight_update=False)
         self._config = config
         self._model_folder = model_folder
         self._device = device
@@ -162,7 +162,9 @@ class VLLMEngine:
     def _step(self) -> None:
         """One iteration of vLLM, then back to the end of the queue: commands that came meanwhile go first."""
         results = []
-        for output in self._core.step():
+        # Without requests (all aborted since) the core says nothing, and a step would wait for ever.
+        outputs = self._core.step() if self._core.has_unfinished else []
+        for output in outputs:
             ticket, index = self._requests.pop(output.request_id, (None, 0))
             if ticket is not None:
                 results.append((ticket, self._result(ticket, index, output)))
@@ -292,7 +294,12 @@ class VLLMEngine:
         self._lifecycle.phase = Phase.CLOSED
         self._fail_waiters(EngineError("the vLLM engine was closed."))
         if was_started:
-            await self._loop.run_in_executor(self._thread, self._core.close)
+            closing = asyncio.wrap_future(self._thread.submit(self._core.close))
+            await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+            if not closing.done():
+                self._core.kill()  # it hangs, and the driving thread waits for it
+                self._core.unblock()
+            await closing
             if self._death is None:
                 shutil.rmtree(self._log_folder)
         self._thread.shutdown(wait=False)

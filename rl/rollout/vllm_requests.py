@@ -1,4 +1,4 @@
-"""What needs no vLLM to be understood and tested: the requests that leave the adapter, what comes back, and its states."""
+"""What needs no vLLM to be tested: the requests that leave the adapter, what comes back, and its states."""
 
 from __future__ import annotations
 

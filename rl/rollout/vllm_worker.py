@@ -101,6 +101,7 @@ class WeightReceiver:
             raise ValueError(f"vLLM's loader filled {len(partial)} layers only in part: {_some(partial)}")
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.vllm_config.model_config)
+            _repack_tied_heads(model)
         self.rl_update = None
         missing = {name for name, _ in model.named_parameters()} - update.loaded
         if missing:
@@ -110,7 +111,7 @@ class WeightReceiver:
         self.rl_version = version
 
     def rl_abort_update(self) -> None:
-        """Back to a model that another update can start from. Its weights are a mixture; the engine refuses to use it."""
+        """Back to a model that another update can start from. Its weights are a mixture: the engine refuses requests."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -126,6 +127,22 @@ class WeightReceiver:
         return self.rl_update
 
 
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """A tied output head receives no tensor of its own, so vLLM does not process it again after a reload.
+
+    It shares the embedding's parameter, but on CPU it multiplies with a repacked copy, which would stay that of the
+    weights before the first update. Elsewhere processing does nothing.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    embeddings = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    for head in embeddings:
+        if isinstance(head, ParallelLMHead) and any(
+            layer.weight is head.weight for layer in embeddings if layer is not head
+        ):
+            head.quant_method.process_weights_after_loading(head)
+
+
 def _partly_loaded_layers(model: torch.nn.Module) -> list[str]:
     """Layers of which some elements arrived and some did not, for example a fused projection without its keys.
 
@@ -137,10 +154,10 @@ def _partly_loaded_layers(model: torch.nn.Module) -> list[str]:
     partial = []
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
-        if isinstance(layer, VocabParallelEmbedding) or not info.can_load() or info.load_numel <= 0:
+        if isinstance(layer, VocabParallelEmbedding) or not info.can_load() or not info.load_numel:
             continue
         num_buffer_elements = sum(buffer.numel() for buffer in layer.buffers(recurse=False))
-        if info.load_numel < info.load_numel_total - num_buffer_elements:
+        if info.load_numel < (info.load_numel_total or 0) - num_buffer_elements:
             partial.append(name)
     return partial
 
