@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rl.types import (
@@ -313,6 +314,20 @@ class RolloutStream(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        """Groups started, trained and dropped, for one row; asserts that they add up."""
+        ...
+
+    def busy_s(self) -> float:
+        """Seconds so far in which the engine had at least one request of this stream."""
+        ...
+
+    async def __aenter__(self) -> RolloutStream: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Evaluator(Protocol):

@@ -14,6 +14,7 @@ RunConfig.staleness_bound.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -81,7 +82,9 @@ class GroupStream:
         self._recent_failures: deque[bool] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
         self._is_open = False
         self.accounting = Accounting()
-        self.busy = BusyTimer()
+        self._dropped_before: Counter[str] = Counter()
+        """As of the last call of `metrics`."""
+        self._busy = BusyTimer()
 
     async def __aenter__(self) -> GroupStream:
         self._is_open = True
@@ -98,37 +101,32 @@ class GroupStream:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def next_batch(self) -> list[RolloutGroup]:
-        """P kept groups in admission order, taken from the window as they finish."""
+        """The first P kept groups, in admission order, as soon as so many in the window have finished.
+
+        Cancelled while it waits, it has taken nothing.
+        """
         wanted = self._values.prompts_per_step
-        taken: list[RolloutGroup] = []
-        while len(taken) < wanted:
+        while True:
             self._raise_failure()
-            self._take_finished(taken)
-            if len(taken) < wanted:
-                self._progress.clear()
-                try:
-                    await asyncio.wait_for(self._progress.wait(), self._values.stall_timeout_s)
-                except TimeoutError:
-                    raise StreamError(self._stall_message(len(taken))) from None
+            self._drop_and_refill()
+            in_window = itertools.islice(self._slots, self._values.window)
+            finished = [(slot, slot.group) for slot in in_window if slot.group is not None][:wanted]
+            if len(finished) == wanted:
+                break
+            self._progress.clear()
+            try:
+                await asyncio.wait_for(self._progress.wait(), self._values.stall_timeout_s)
+            except TimeoutError:
+                raise StreamError(self._stall_message(len(finished))) from None
+        for slot, _ in finished:
+            self._slots.remove(slot)
         self._held += wanted
         self.accounting.trained += wanted
-        return sorted(taken, key=lambda group: group.group_id)
+        return [group for _, group in finished]
 
-    def _take_finished(self, taken: list[RolloutGroup]) -> None:
-        """Moves finished groups of the window into `taken`. Dropped groups leave the window and free their slot."""
-        kept: deque[_Slot] = deque()
-        window = self._values.window - len(taken)
-        while self._slots and len(kept) < window and len(taken) < self._values.prompts_per_step:
-            slot = self._slots.popleft()
-            if slot.drop_reason is not None:
-                continue
-            if slot.group is None:
-                kept.append(slot)
-            else:
-                window -= 1
-                taken.append(slot.group)
-        kept.extend(self._slots)
-        self._slots = kept
+    def _drop_and_refill(self) -> None:
+        """Dropped groups leave the window and free their slot at once, while the engine is awake."""
+        self._slots = deque(slot for slot in self._slots if slot.drop_reason is None)
         self._admit()
 
     def release(self) -> None:
@@ -151,8 +149,23 @@ class GroupStream:
         self._again = deque(int(group_id) for group_id in state["in_flight"])
         self.accounting.trained = int(state["trained"])
         self.accounting.dropped = Counter(state["dropped"])
+        self._dropped_before = self.accounting.dropped.copy()
         # Groups in flight at the checkpoint start again, and count once.
         self.accounting.started = self.accounting.trained + sum(self.accounting.dropped.values())
+
+    def metrics(self) -> dict[str, float]:
+        accounting = self.accounting
+        assert accounting.started == accounting.trained + accounting.dropped.total() + self.num_in_flight, accounting
+        dropped = accounting.dropped - self._dropped_before
+        self._dropped_before = accounting.dropped.copy()
+        return {
+            "rollout/groups_started": float(accounting.started),
+            "rollout/groups_trained": float(accounting.trained),
+            **{f"rollout/dropped/{reason}": float(count) for reason, count in dropped.items()},
+        }
+
+    def busy_s(self) -> float:
+        return self._busy.total_s()
 
     @property
     def num_in_flight(self) -> int:
@@ -177,7 +190,7 @@ class GroupStream:
         values = self._values
         prompt = self._task.prompt(values.seed, group_id)
         samples = self._engine.generate(prompt, group_id=group_id, n=values.group_size, sampling=values.sampling)
-        with self.busy:
+        with self._busy:
             rollouts = sorted([rollout async for rollout in samples], key=lambda rollout: rollout.index)
         indices = [rollout.index for rollout in rollouts]
         assert indices == list(range(values.group_size)), f"group {group_id} came back with samples {indices}"
