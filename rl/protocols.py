@@ -334,6 +334,12 @@ class Evaluator(Protocol):
     async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]: ...
 
 
+class CheckpointStore(Protocol):
+    async def save(self, *, step: int, state: Mapping[str, Any], trainer: Trainer) -> None:
+        """All or nothing: a checkpoint that can be found is complete."""
+        ...
+
+
 class RunLogger(Protocol):
     """Where metrics go. Trouble in a tracker never stops or slows a run."""
 

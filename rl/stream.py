@@ -14,7 +14,6 @@ RunConfig.staleness_bound.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -39,7 +38,14 @@ class _Slot:
     group_id: int
     task: asyncio.Task[RolloutGroup | str]
     group: RolloutGroup | None = None
+    """None: not finished, or taken."""
     drop_reason: str | None = None
+    is_taken: bool = False
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Admitted, and neither taken nor dropped."""
+        return not self.is_taken and self.drop_reason is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +112,44 @@ class GroupStream:
         Cancelled while it waits, it has taken nothing.
         """
         wanted = self._values.prompts_per_step
-        while True:
-            self._raise_failure()
-            self._drop_and_refill()
-            in_window = itertools.islice(self._slots, self._values.window)
-            finished = [(slot, slot.group) for slot in in_window if slot.group is not None][:wanted]
-            if len(finished) == wanted:
-                break
+        while len(finished := self._finished_in_window()[:wanted]) < wanted:
             self._progress.clear()
             try:
                 await asyncio.wait_for(self._progress.wait(), self._values.stall_timeout_s)
             except TimeoutError:
                 raise StreamError(self._stall_message(len(finished))) from None
-        for slot, _ in finished:
-            self._slots.remove(slot)
+        groups = []
+        for slot in finished:
+            assert slot.group is not None
+            groups.append(slot.group)
+            slot.group, slot.is_taken = None, True
         self._held += wanted
         self.accounting.trained += wanted
-        return [group for _, group in finished]
+        return groups
 
-    def _drop_and_refill(self) -> None:
-        """Dropped groups leave the window and free their slot at once, while the engine is awake."""
+    def _finished_in_window(self) -> list[_Slot]:
+        """Finished groups that the next batch may take, in admission order.
+
+        The window holds what this batch takes before the oldest unfinished group, that group, and the places after it.
+        Groups taken earlier keep their places there: the oldest is overtaken by `window - 1` others at most, over all
+        batches, and this is what bounds staleness. A window of one batch is first in, first out. Dropped groups leave the window and free their
+        slot at once, while the engine is awake.
+        """
+        self._raise_failure()
         self._slots = deque(slot for slot in self._slots if slot.drop_reason is None)
+        while self._slots and self._slots[0].is_taken:
+            self._slots.popleft()
         self._admit()
+        finished: list[_Slot] = []
+        end = None
+        for place, slot in enumerate(self._slots):
+            if place == end:
+                break
+            if slot.group is not None:
+                finished.append(slot)
+            elif not slot.is_taken and end is None:
+                end = place + self._values.window - len(finished)
+        return finished
 
     def release(self) -> None:
         """Frees the slots of the groups taken since the last release: they are trained on and published."""
@@ -138,7 +160,7 @@ class GroupStream:
         """The position at a step boundary: what was admitted and not taken is asked for again."""
         return {
             "next_index": self._next_index,
-            "in_flight": [slot.group_id for slot in self._slots if slot.drop_reason is None] + list(self._again),
+            "in_flight": [slot.group_id for slot in self._slots if slot.is_in_flight] + list(self._again),
             "trained": self.accounting.trained,
             "dropped": dict(self.accounting.dropped),
         }
@@ -170,11 +192,13 @@ class GroupStream:
     @property
     def num_in_flight(self) -> int:
         """Admitted groups that no batch has taken."""
-        return sum(slot.drop_reason is None for slot in self._slots)
+        return sum(slot.is_in_flight for slot in self._slots)
 
     def _admit(self) -> None:
         """Starts groups while slots are free, in one turn of the event loop, so that the engine gets them together."""
-        while self._is_open and self._error is None and self.num_in_flight + self._held < self._values.max_admitted:
+        if not self._is_open or self._error is not None:
+            return
+        for _ in range(self._values.max_admitted - self._held - self.num_in_flight):
             if self._again:
                 group_id = self._again.popleft()
             else:
@@ -214,6 +238,9 @@ class GroupStream:
     def _finish(self, slot: _Slot, done: asyncio.Task[Any]) -> None:
         """Runs when a group's task ends, however it ends."""
         if done.cancelled():
+            if self._is_open:
+                self._error = self._error or StreamError(f"group {slot.group_id} was cancelled from outside.")
+                self._progress.set()
             return
         error = done.exception()
         if error is not None:
@@ -231,14 +258,17 @@ class GroupStream:
         if self._error is not None:
             raise self._error
         failed, seen = sum(self._recent_failures), len(self._recent_failures)
-        if seen >= self._values.prompts_per_step and failed > self._values.max_failed_fraction * seen:
+        # Of all the groups of that history, not of those seen so far: one early failure in a small batch is no verdict.
+        allowed = self._values.max_failed_fraction * FAILED_HISTORY_BATCHES * self._values.prompts_per_step
+        if failed > allowed:
             raise StreamError(
                 f"the grader failed on {failed} of the last {seen} groups, more than stream.max_failed_fraction="
-                f"{self._values.max_failed_fraction}. These are errors of the grader, not wrong answers; see the log."
+                f"{self._values.max_failed_fraction} of the groups of {FAILED_HISTORY_BATCHES} batches. These are errors "
+                "of the grader, not wrong answers; see the log."
             )
 
     def _stall_message(self, num_taken: int) -> str:
-        waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.drop_reason is None]
+        waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.is_in_flight]
         return (
             f"no group finished for {self._values.stall_timeout_s:.0f} s (stream.stall_timeout_s) while the trainer "
             f"waited for {self._values.prompts_per_step} and had {num_taken}; in flight: {waiting[:8]}"

@@ -1,0 +1,239 @@
+"""The training loop: one, for every placement. Synchronous training is its `max_staleness=0` case."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl.protocols import (
+    CheckpointStore,
+    Evaluator,
+    Placement,
+    RolloutEngine,
+    RolloutStream,
+    RunLogger,
+    Trainer,
+)
+from rl.types import PublishStats, RolloutGroup, StepStats, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often what happens, in steps. 0: never."""
+
+    total_steps: int
+    publish_every: int
+    evaluate_every: int
+    evaluate_at_start: bool
+    evaluate_at_end: bool
+    checkpoint_every: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. Saved with every checkpoint."""
+
+    step: int = 0
+    """Finished steps."""
+    policy_version: int = 0
+    """Of the last publish."""
+    unpublished_steps: int = 0
+    prompts_trained: int = 0
+    tokens_trained: int = 0
+
+
+@dataclass(slots=True)
+class Run:
+    """The parts of one run, put together by `rl/assemble.py`."""
+
+    trainer: Trainer
+    engine: RolloutEngine
+    placement: Placement
+    stream: RolloutStream
+    evaluator: Evaluator
+    log: RunLogger
+    checkpoints: CheckpointStore
+    pack: Callable[[list[RolloutGroup], int], TrainBatch]
+    """(groups, current policy version) -> batch."""
+    cadence: Cadence
+    progress: Progress
+    restore_from: Path | None
+    """Folder that the trainer continues from; None: a new run."""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: end at the next step boundary, with a checkpoint."""
+    checkpoint_facts: dict[str, Any] = field(default_factory=dict)
+    """What a checkpoint records besides progress and stream, for the resumed run to compare."""
+
+
+async def fit(run: Run) -> None:
+    """Publishes the first weights, then trains: one step takes one rollout batch in and gives one row of metrics.
+
+    A row is logged before its step's checkpoint: killed in between, the step is done again and its row set aside.
+    """
+    progress, cadence = run.progress, run.cadence
+    await run.placement.start()
+    async with run.placement.training() as residency:
+        if run.restore_from is not None:
+            await run.trainer.load(run.restore_from)
+        await residency.publish(progress.policy_version)
+    if progress.step == 0 and cadence.evaluate_at_start:
+        run.log.log(await evaluation_metrics(run), step=0)
+    saved_step = progress.step
+    clock = _Clock()
+    async with run.stream:
+        while progress.step < cadence.total_steps:
+            with clock.phase("wait_for_batch"):
+                groups = await _next_batch_or_stop(run)
+            if groups is None:
+                break
+            await _step(run, groups, clock)
+            if _is_due(progress.step, cadence.checkpoint_every) or progress.step == cadence.total_steps:
+                with clock.phase("checkpoint"):
+                    await save_checkpoint(run)
+                saved_step = progress.step
+            if progress.unpublished_steps == 0:
+                run.stream.release()
+        if progress.step > saved_step:
+            await save_checkpoint(run)
+
+
+async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
+    """Trains on one batch, publishes and evaluates when due, and logs the row."""
+    progress, cadence = run.progress, run.cadence
+    with clock.phase("pack"):
+        batch = run.pack(groups, progress.policy_version)
+    published: PublishStats | None = None
+    with clock.phase("residency"):
+        async with run.placement.training() as residency:
+            busy_before = run.stream.busy_s()
+            with clock.phase("train"):
+                stats = await run.trainer.step(batch)
+            overlap_s = run.stream.busy_s() - busy_before
+            _advance(progress, groups)
+            if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
+                with clock.phase("publish"):
+                    published = await residency.publish(progress.policy_version + 1)
+                progress.policy_version, progress.unpublished_steps = published.version, 0
+    metrics: dict[str, Any] = {}
+    is_last = progress.step == cadence.total_steps
+    if _is_due(progress.step, cadence.evaluate_every) or (is_last and cadence.evaluate_at_end):
+        with clock.phase("eval"):
+            metrics |= await evaluation_metrics(run)
+    metrics["engine/policy_version"] = await run.engine.policy_version()
+    metrics |= _step_metrics(run, batch, stats, published)
+    metrics |= clock.row(overlap_s=overlap_s, busy_s=run.stream.busy_s(), batch=batch)
+    run.log.log(metrics, step=progress.step)
+    run.log.log_rollouts(groups, step=progress.step)
+
+
+def _advance(progress: Progress, groups: list[RolloutGroup]) -> None:
+    progress.step += 1
+    progress.unpublished_steps += 1
+    progress.prompts_trained += len(groups)
+    progress.tokens_trained += sum(rollout.num_response_tokens for group in groups for rollout in group.rollouts)
+
+
+def _step_metrics(run: Run, batch: TrainBatch, stats: StepStats, published: PublishStats | None) -> dict[str, Any]:
+    progress = run.progress
+    return {
+        **batch.metrics,
+        **stats.metrics,
+        **{f"time/{phase}_s": seconds for phase, seconds in stats.seconds.items()},
+        **run.stream.metrics(),
+        "publish/bytes": 0 if published is None else published.num_bytes,
+        "policy_version": progress.policy_version,
+        "prompts_trained": progress.prompts_trained,
+        "tokens_trained": progress.tokens_trained,
+        "memory/rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,  # Linux counts in KiB
+    }
+
+
+async def evaluation_metrics(run: Run) -> dict[str, float]:
+    """One row's worth of evaluation on the version that the engine holds."""
+    metrics: dict[str, float] = {}
+    for result in await run.evaluator.evaluate(run.engine, step=run.progress.step):
+        metrics[result.key] = result.value
+        metrics[f"{result.key}/stderr"] = result.stderr
+        metrics[f"eval/{result.benchmark}/truncated_fraction"] = result.truncated_fraction
+        metrics[f"eval/{result.benchmark}/errors"] = result.num_errors
+    return metrics
+
+
+async def save_checkpoint(run: Run) -> None:
+    state = {"progress": asdict(run.progress), "stream": run.stream.state(), **run.checkpoint_facts}
+    await run.checkpoints.save(step=run.progress.step, state=state, trainer=run.trainer)
+
+
+async def _next_batch_or_stop(run: Run) -> list[RolloutGroup] | None:
+    """The next batch; None once the run is asked to stop. A batch that is already taken is still trained on."""
+    if run.stop.is_set():
+        return None
+    batch = asyncio.ensure_future(run.stream.next_batch())
+    stop = asyncio.ensure_future(run.stop.wait())
+    try:
+        await asyncio.wait({batch, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not batch.done():
+            batch.cancel()
+            await asyncio.wait({batch})
+        return None if batch.cancelled() else batch.result()
+    finally:
+        stop.cancel()
+        batch.cancel()
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class _Clock:
+    """Wall seconds of the phases of one row, from the end of the row before."""
+
+    def __init__(self) -> None:
+        self._row_began = time.monotonic()
+        self._busy_before = 0.0
+        self._seconds: dict[str, float] = {}
+        self._open: list[_Phase] = []
+
+    def phase(self, name: str) -> _Phase:
+        return _Phase(self, name)
+
+    def row(self, *, overlap_s: float, busy_s: float, batch: TrainBatch) -> dict[str, float]:
+        """Times of the row that ends now. A phase inside another is counted once, in the inner one."""
+        now = time.monotonic()
+        step_s = now - self._row_began
+        metrics = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        metrics["time/step_s"] = step_s
+        metrics["time/overlap_fraction"] = min(overlap_s / step_s, 1.0)
+        metrics["time/engine_busy_fraction"] = min((busy_s - self._busy_before) / step_s, 1.0)
+        metrics["rollout/tokens_per_s"] = sum(batch.num_loss_tokens) / step_s
+        self._row_began, self._busy_before, self._seconds = now, busy_s, {}
+        return metrics
+
+    def enter(self, phase: _Phase) -> None:
+        self._open.append(phase)
+
+    def leave(self, phase: _Phase, seconds: float) -> None:
+        assert self._open.pop() is phase
+        self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
+        if self._open:
+            outer = self._open[-1].name
+            self._seconds[outer] = self._seconds.get(outer, 0.0) - seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Phase:
+    clock: _Clock
+    name: str
+    began: float = 0.0
+
+    def __enter__(self) -> None:
+        self.began = time.monotonic()
+        self.clock.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.leave(self, time.monotonic() - self.began)

@@ -1,0 +1,62 @@
+"""Trainer and engine share the devices and take turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rl.config.schema import ColocatedConfig
+from rl.placement.gpu_map import GpuMap, Role, map_roles
+from rl.protocols import RolloutEngine, Trainer
+from rl.types import PublishStats
+from rl.weights.publish import publish_weights
+
+
+class Colocated:
+    def __init__(self, config: ColocatedConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
+        del config
+        self._trainer, self._engine = trainer, engine
+
+    @classmethod
+    def gpu_map(cls, config: ColocatedConfig, *, engine_gpus: int) -> GpuMap:
+        return map_roles(
+            [Role("trainer rank", config.trainer_ranks, first=0), Role("engine worker", engine_gpus, first=0)]
+        )
+
+    async def start(self) -> None:
+        """The trainer first and then out of the way, so that the engine can size its cache by what is free."""
+        await self._trainer.start()
+        await self._trainer.offload()
+        await self._engine.start()
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[_Residency]:
+        """Engine sleeps, trainer moves in; the publish moves weights once; trainer moves out, engine wakes.
+
+        After an error nothing is moved back: the run ends.
+        """
+        await self._engine.sleep()
+        await self._trainer.onload()
+        residency = _Residency(self._trainer, self._engine)
+        yield residency
+        assert residency.has_published, "a colocated engine drops its weights asleep and needs them again"
+        await self._trainer.offload()
+        await self._engine.wake()
+
+    async def close(self) -> None:
+        try:
+            await self._engine.close()
+        finally:
+            await self._trainer.close()
+
+
+class _Residency:
+    def __init__(self, trainer: Trainer, engine: RolloutEngine) -> None:
+        self._trainer, self._engine = trainer, engine
+        self.has_published = False
+
+    async def publish(self, version: int) -> PublishStats:
+        await self._engine.wake_weights()
+        stats = await publish_weights(self._trainer, self._engine, version=version)
+        self.has_published = True
+        return stats

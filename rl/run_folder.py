@@ -1,0 +1,177 @@
+"""A run's folder: who may write to it, and its checkpoints.
+
+    run.yaml  provenance.json  metrics.jsonl  curves.png  samples.txt  answers.jsonl  model/  checkpoints/step-000100/
+
+A checkpoint is written under another name, listed with sizes and digests, flushed, and only then renamed: a folder
+named `step-*` is complete, whenever the process was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.config.schema import ConfigError, RunConfig
+from rl.protocols import Trainer
+
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TRAINER = "trainer"
+
+
+def create_run_folder(config: RunConfig) -> Path:
+    """An empty folder for a new run. Raises ConfigError if `output_dir` is taken and `clean` does not say otherwise."""
+    if config.output_dir is None:
+        return _new_default_folder(config.experiment or "default")
+    folder = Path(config.output_dir).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output_dir={config.output_dir} is a file. Name a folder.")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / "run.yaml").is_file():
+            raise ConfigError(
+                f"output_dir={config.output_dir} is not empty and holds no run. Choose another folder: this one is "
+                "left alone."
+            )
+        if not config.clean:
+            raise ConfigError(
+                f"output_dir={config.output_dir} holds another run. Continue it: rl resume={config.output_dir}; "
+                "delete it and start anew: clean=true; or choose another output_dir."
+            )
+        with locked(folder):
+            shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _new_default_folder(name: str) -> Path:
+    parent = Path("outputs", name).resolve()
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for number in range(1000):
+        folder = parent / (stamp if number == 0 else f"{stamp}_{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(f"{parent} holds a thousand runs of this second. Set output_dir.")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process; the lock ends with it, however it ends."""
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{folder} is in use by a running process. Wait for it, or stop it first.") from error
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    folder: Path
+    step: int
+    state: dict[str, Any]
+
+    @property
+    def trainer_folder(self) -> Path:
+        return self.folder / TRAINER
+
+
+class Checkpoints:
+    """The checkpoints of one run. Older ones go only after a newer one is complete."""
+
+    def __init__(self, run_folder: Path, *, keep_last: int) -> None:
+        self._folder = run_folder / "checkpoints"
+        self._keep_last = keep_last
+
+    async def save(self, *, step: int, state: Mapping[str, Any], trainer: Trainer) -> None:
+        self._folder.mkdir(exist_ok=True)
+        temporary = self._folder / f"writing-{step:06d}"
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        (temporary / TRAINER).mkdir(parents=True)
+        await trainer.save(temporary / TRAINER)
+        (temporary / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
+        _write_manifest(temporary)
+        final = self._folder / f"step-{step:06d}"
+        if final.exists():
+            # Of a try that was killed after this step and resumed from before it.
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _flush(self._folder)
+        for old in self._in_order()[: -self._keep_last]:
+            shutil.rmtree(old)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint; a damaged one is named and passed over. None: start from the beginning."""
+        for folder in reversed(self._in_order()):
+            damage = _damage(folder)
+            if damage is None:
+                state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+                return Checkpoint(folder, step=int(folder.name.removeprefix("step-")), state=state)
+            print(f"checkpoint {folder} is damaged and passed over: {damage}", flush=True)
+        return None
+
+    def _in_order(self) -> list[Path]:
+        """Oldest first."""
+        if not self._folder.is_dir():
+            return []
+        found = [path for path in self._folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _write_manifest(folder: Path) -> None:
+    """Lists every file with size and digest, and flushes all of them to the disk."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[str(path.relative_to(folder))] = {"size": path.stat().st_size, "blake2b": _digest(path)}
+        _flush(path)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(files, indent=1), encoding="utf-8")
+    for path in (manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _flush(path)
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None if every file is what was written."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return f"{MANIFEST} is missing"
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))
+    except ValueError:
+        return f"{MANIFEST} is not valid JSON"
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["size"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
+        if _digest(path) != expected["blake2b"]:
+            return f"{name} has other contents than were written"
+    return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
