@@ -24,8 +24,9 @@ import safetensors.torch
 
 from rl.config.schema import VLLMRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, EngineUnfit, UpdateManifest
+from rl.rollout.lifecycle import Lifecycle, Phase
 from rl.rollout.vllm_core import Core, EngineDeadError, RequestOutput, block_interrupts, start_core
-from rl.rollout.vllm_requests import Lifecycle, Phase, finish_reason, sampled_logprobs
+from rl.rollout.vllm_requests import finish_reason, sampled_logprobs
 from rl.types import Prompt, Rollout, Sampling
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class VLLMEngine:
         self._config = config
         self._model_folder = model_folder
         self._device = device
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle("vLLM")
         self._version = -1
         self._death: EngineError | None = None
         self._ids = itertools.count()

@@ -1,14 +1,13 @@
-"""What needs no vLLM to be tested: the requests that leave the adapter, what comes back, and its states."""
+"""What needs no vLLM to be tested: the requests that leave the adapter, and what comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 
-from rl.protocols import EngineError, EngineUnfit
+from rl.protocols import EngineError
 from rl.types import FinishReason, FloatArray, IntArray, Sampling, sample_seed
 
 MIN_TEMPERATURE = 0.01
@@ -85,41 +84,3 @@ def collapse_placeholders(token_ids: IntArray, placeholder_id: int, *, num_image
     if num_runs != num_images:
         raise EngineError(f"the prompt has {num_images} images but {num_runs} runs of image token {placeholder_id}.")
     return token_ids[~continues].tolist()
-
-
-class Phase(Enum):
-    NEW = "not started"
-    AWAKE = "awake"
-    ASLEEP = "asleep"
-    WEIGHTS_AWAKE = "asleep, except for its weights"
-    CLOSED = "closed"
-
-
-_ALLOWED = {
-    "start": {Phase.NEW},
-    "generate": {Phase.AWAKE},
-    "open_update": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
-    "sleep": {Phase.AWAKE},
-    "wake_weights": {Phase.ASLEEP},
-    "wake": {Phase.ASLEEP, Phase.WEIGHTS_AWAKE},
-}
-
-
-class Lifecycle:
-    """Which call is legal when. Weights are written only where they have memory, and sampled from only if complete."""
-
-    def __init__(self) -> None:
-        self.phase = Phase.NEW
-        self.is_updating = False
-        self.unfit_reason: str | None = "it has received no weights yet"
-
-    def check(self, action: str) -> None:
-        """Raises `EngineError` if `action` is illegal now, `EngineUnfit` if it would sample from incomplete weights."""
-        if self.phase not in _ALLOWED[action]:
-            allowed = " or ".join(sorted(f"'{phase.value}'" for phase in _ALLOWED[action]))
-            raise EngineError(f"{action} needs the vLLM engine to be {allowed}; it is '{self.phase.value}'.")
-        if action == "generate":
-            if self.unfit_reason is not None and not self.is_updating:
-                raise EngineUnfit(f"the vLLM engine refuses to sample: {self.unfit_reason}. Publish complete weights.")
-        elif self.is_updating:
-            raise EngineError(f"{action} while a weight update is open; commit or abort it first.")

@@ -1,0 +1,285 @@
+"""Batched sampling from a Hugging Face causal LM with a KV cache, one round at a time: prefill to last sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from rl.types import FinishReason, FloatArray, IntArray, Sampling
+
+COMPACT_BELOW = 0.75
+"""Finished rows leave the batch once the running ones are at most this share of it."""
+
+MAX_SAMPLED_ELEMENTS = 2**24
+"""Rows x vocabulary whose probabilities exist at once in double precision: 128 MiB a copy."""
+
+
+@dataclass(eq=False, slots=True)
+class SampleRequest:
+    """Some samples of one prompt."""
+
+    prompt_ids: IntArray
+    sampling: Sampling
+    seeds: list[int]
+    """One per sample."""
+    is_cancelled: bool = False
+    """Set by any thread: its samples are given up at the next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSample:
+    request: SampleRequest
+    place: int
+    """In `request.seeds`."""
+    token_ids: IntArray
+    """Response only."""
+    logprobs: FloatArray
+    text: str
+    finish_reason: FinishReason
+
+
+def uniforms(seeds: NDArray[np.uint64], step: int) -> NDArray[np.float64]:
+    """Draw number `step` of each stream, in [0, 1): SplitMix64 (Steele et al. 2014), which needs no state."""
+    z = seeds + np.uint64((step + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)) * 2.0**-53
+
+
+def truncated(logprobs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """[rows, V] renormalized over the top_k likeliest tokens, then over the fewest of those that hold top_p.
+
+    `top_k` and `top_p` are [rows, 1]; -1 and 1.0 truncate nothing.
+    """
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(logprobs.shape[-1], device=logprobs.device)
+    keep = (ranks < top_k) | (top_k < 0)
+    probs = ordered.double().exp().masked_fill_(~keep, 0.0)
+    probs /= probs.sum(-1, keepdim=True)
+    before = probs.cumsum(-1) - probs
+    # Rounding must not drop the rarest tokens of a row that asks for no truncation.
+    keep &= (before < top_p) | (top_p >= 1.0)
+    kept = torch.zeros_like(keep).scatter_(-1, order, keep)
+    return torch.log_softmax(logprobs.masked_fill(~kept, -torch.inf), dim=-1)
+
+
+class TokenSampler:
+    """Samples the next token of every row, each from its own stream, by inverting its distribution function."""
+
+    def __init__(self, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> None:
+        self._seeds = np.array(seeds, dtype=np.uint64)
+        self._is_greedy = torch.tensor([s.is_greedy for s in samplings], device=device)
+
+        def column(values: list[float] | list[int]) -> torch.Tensor:
+            return torch.tensor(values, device=device).unsqueeze(-1)
+
+        # A greedy row is scored, not drawn, at temperature 1 and without truncation.
+        self._temperature = column([1.0 if s.is_greedy else s.temperature for s in samplings])
+        self._top_k = column([-1 if s.is_greedy else s.top_k for s in samplings])
+        self._top_p = column([1.0 if s.is_greedy else s.top_p for s in samplings])
+        self._has_greedy = any(s.is_greedy for s in samplings)
+        self._truncates = any(not s.is_greedy and (s.top_k > 0 or s.top_p < 1.0) for s in samplings)
+
+    def select(self, rows: torch.Tensor) -> None:
+        self._seeds = self._seeds[rows.cpu().numpy()]
+        for name in ("_is_greedy", "_temperature", "_top_k", "_top_p"):
+            setattr(self, name, getattr(self, name)[rows])
+
+    def sample(self, logits: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, V] to (token ids [rows] int64, their log-probs [rows] float32)."""
+        draws = torch.from_numpy(uniforms(self._seeds, step)).to(logits.device)
+        rows_at_once = max(1, MAX_SAMPLED_ELEMENTS // logits.shape[-1])
+        chunks = [
+            self._sample_rows(logits[begin : begin + rows_at_once], draws, slice(begin, begin + rows_at_once))
+            for begin in range(0, len(logits), rows_at_once)
+        ]
+        tokens, logprobs = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return tokens, logprobs
+
+    def _sample_rows(self, logits: torch.Tensor, draws: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = torch.log_softmax(logits.float() / self._temperature[rows], dim=-1)
+        if self._truncates:
+            logprobs = truncated(logprobs, self._top_k[rows], self._top_p[rows])
+        # Double, so that the rarest token of a large vocabulary keeps its share; the first value above the draw is
+        # never one of probability 0.
+        cdf = logprobs.double().exp_().cumsum(-1)
+        target = draws[rows].unsqueeze(-1) * cdf[:, -1:]
+        tokens = torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+        if self._has_greedy:
+            tokens = torch.where(self._is_greedy[rows], logits.argmax(-1), tokens)
+        return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The samples of a round, one row each."""
+
+    requests: list[SampleRequest]
+    places: list[int]
+    token_ids: IntArray
+    """[rows, max_new_tokens]"""
+    logprobs: FloatArray
+    limits: NDArray[np.int64]
+    """[rows] max_new_tokens"""
+    running: NDArray[np.int64]
+    """[rows still in the batch] their row numbers."""
+    is_live: NDArray[np.bool_]
+    """[rows still in the batch] False once finished or cancelled."""
+    has_stops: bool
+
+    def drop_cancelled(self) -> None:
+        for at in self.is_live.nonzero()[0]:
+            if self.requests[self.running[at]].is_cancelled:
+                self.is_live[at] = False
+
+    def compact(self) -> NDArray[np.int64] | None:
+        """Places of the live rows in the batch, which becomes those; None while too few have finished."""
+        if self.is_live.sum() > COMPACT_BELOW * len(self.is_live):
+            return None
+        kept = self.is_live.nonzero()[0]
+        self.running, self.is_live = self.running[kept], self.is_live[kept]
+        return kept
+
+
+class Decoder:
+    """Left-pads prompts of different lengths. `eos_ids` end an answer."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, eos_ids: Sequence[int], device: torch.device) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
+        self._device = device
+        self._text_config = model.config.get_text_config()
+
+    @torch.inference_mode()
+    def run(self, requests: list[SampleRequest], deliver: Callable[[list[FinishedSample]], None]) -> None:
+        """Decodes all samples of `requests` together. `deliver` gets each as it finishes, cancelled ones never."""
+        rows = _rows_of(requests)
+        sampler = TokenSampler(
+            [request.sampling for request in rows.requests],
+            [request.seeds[place] for request, place in zip(rows.requests, rows.places, strict=True)],
+            self._device,
+        )
+        lengths = torch.tensor([len(request.prompt_ids) for request in requests])
+        input_ids, mask = _left_padded(requests, lengths)
+        is_padded = bool((lengths != lengths.max()).any())
+        cache = DynamicCache(config=self._text_config)
+        owner = torch.tensor([at for at, request in enumerate(requests) for _ in request.seeds], device=self._device)
+        logits = self._forward(
+            input_ids.to(self._device),
+            mask.to(self._device) if is_padded else None,
+            (mask.cumsum(-1) - 1).clamp_(min=0).to(self._device),
+            cache,
+        )[owner]
+        # The samples of a prompt share its prefill.
+        cache.batch_select_indices(owner)
+        positions = lengths.to(self._device)[owner]
+        grown_mask = None
+        if is_padded:
+            more = torch.ones(len(owner), int(rows.limits.max()), dtype=mask.dtype, device=self._device)
+            grown_mask = torch.cat([mask.to(self._device)[owner], more], dim=-1)
+        step = 0
+        while True:
+            tokens, logprobs = sampler.sample(logits, step)
+            rows.token_ids[rows.running, step] = tokens.cpu().numpy()
+            rows.logprobs[rows.running, step] = logprobs.cpu().numpy()
+            step += 1
+            self._deliver_finished(rows, step, deliver)
+            if not rows.is_live.any():
+                return
+            if (places := rows.compact()) is not None:
+                kept = torch.from_numpy(places).to(self._device)
+                cache.batch_select_indices(kept)
+                sampler.select(kept)
+                tokens, positions = tokens[kept], positions[kept]
+                grown_mask = None if grown_mask is None else grown_mask[kept]
+            seen = None if grown_mask is None else grown_mask[:, : mask.shape[1] + step]
+            logits = self._forward(tokens.unsqueeze(-1), seen, positions.unsqueeze(-1), cache)
+            positions = positions + 1
+
+    def _forward(
+        self, input_ids: torch.Tensor, mask: torch.Tensor | None, position_ids: torch.Tensor, cache: DynamicCache
+    ) -> torch.Tensor:
+        """Logits [rows, V] after the last token of each row; `cache` grows by `input_ids`."""
+        output = self._model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def _deliver_finished(self, rows: _Rows, length: int, deliver: Callable[[list[FinishedSample]], None]) -> None:
+        """Takes the rows whose answer ends with token number `length` (from 1) out of the live ones."""
+        last = rows.token_ids[rows.running, length - 1]
+        is_stopped = rows.is_live & np.isin(last, self._eos_ids)
+        for at in (rows.is_live & ~is_stopped).nonzero()[0] if rows.has_stops else ():
+            is_stopped[at] = self._ends_with_stop(rows, rows.running[at], length)
+        is_finished = rows.is_live & (is_stopped | (rows.limits[rows.running] <= length))
+        rows.is_live &= ~is_finished
+        rows.drop_cancelled()
+        if not is_finished.any():
+            return
+        finished = rows.running[is_finished]
+        reasons = [FinishReason.STOP if stopped else FinishReason.LENGTH for stopped in is_stopped[is_finished]]
+        token_ids = rows.token_ids[finished, :length].copy()
+        logprobs = rows.logprobs[finished, :length].copy()
+        texts = [self._text(ids) for ids in token_ids.tolist()]
+        deliver(
+            [
+                FinishedSample(rows.requests[row], rows.places[row], ids, values, text, reason)
+                for row, ids, values, text, reason in zip(finished, token_ids, logprobs, texts, reasons, strict=True)
+                if not rows.requests[row].is_cancelled
+            ]
+        )
+
+    def _text(self, token_ids: list[int]) -> str:
+        """Without special tokens. A fast tokenizer's core is asked itself: its wrapper looks at every token again."""
+        if self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces:
+            return self._tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _ends_with_stop(self, rows: _Rows, row: int, length: int) -> bool:
+        """Whether the newest token completes a stop string. Special tokens count as text here."""
+        stops = rows.requests[row].sampling.stop
+        if not stops:
+            return False
+        # A token is at least one byte of text, so a match lies within as many tokens; a few more, because a decoder
+        # may treat the first one differently.
+        window = max(len(stop.encode()) for stop in stops) + 4
+        text = self._tokenizer.decode(rows.token_ids[row, max(0, length - window) : length].tolist())
+        return any(stop in text for stop in stops)
+
+
+def _rows_of(requests: list[SampleRequest]) -> _Rows:
+    pairs = [(request, place) for request in requests for place in range(len(request.seeds))]
+    limits = np.array([request.sampling.max_new_tokens for request, _ in pairs])
+    return _Rows(
+        requests=[request for request, _ in pairs],
+        places=[place for _, place in pairs],
+        token_ids=np.zeros((len(pairs), limits.max()), dtype=np.int32),
+        logprobs=np.zeros((len(pairs), limits.max()), dtype=np.float32),
+        limits=limits,
+        running=np.arange(len(pairs)),
+        is_live=np.ones(len(pairs), dtype=np.bool_),
+        has_stops=any(request.sampling.stop for request in requests),
+    )
+
+
+def _left_padded(requests: list[SampleRequest], lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, mask), both [requests, longest prompt]; padding is token 0, masked."""
+    width = int(lengths.max())
+    input_ids = torch.zeros(len(requests), width, dtype=torch.int64)
+    for row, request in enumerate(requests):
+        input_ids[row, width - len(request.prompt_ids) :] = torch.from_numpy(request.prompt_ids.astype(np.int64))
+    mask = (torch.arange(width) >= (width - lengths).unsqueeze(-1)).long()
+    return input_ids, mask
