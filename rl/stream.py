@@ -132,8 +132,8 @@ class GroupStream:
 
         The window holds what this batch takes before the oldest unfinished group, that group, and the places after it.
         Groups taken earlier keep their places there: the oldest is overtaken by `window - 1` others at most, over all
-        batches, and this is what bounds staleness. A window of one batch is first in, first out. Dropped groups leave the window and free their
-        slot at once, while the engine is awake.
+        batches, and this is what bounds staleness. A window of one batch is first in, first out. Dropped groups leave
+        the window and free their slot at once, while the engine is awake.
         """
         self._raise_failure()
         self._slots = deque(slot for slot in self._slots if slot.drop_reason is None)
@@ -263,8 +263,8 @@ class GroupStream:
         if failed > allowed:
             raise StreamError(
                 f"the grader failed on {failed} of the last {seen} groups, more than stream.max_failed_fraction="
-                f"{self._values.max_failed_fraction} of the groups of {FAILED_HISTORY_BATCHES} batches. These are errors "
-                "of the grader, not wrong answers; see the log."
+                f"{self._values.max_failed_fraction} of the groups of {FAILED_HISTORY_BATCHES} batches. These are "
+                "errors of the grader, not wrong answers; see the log."
             )
 
     def _stall_message(self, num_taken: int) -> str:

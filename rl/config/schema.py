@@ -95,7 +95,9 @@ class WarmStartConfig:
     target_accuracy: float = 0.22
     """Stop at this greedy accuracy on validation problems that are neither trained on nor held out."""
     max_steps: int = 600
-    check_every: int = 10
+    check_every: int = 2
+    """Steps between checks. Greedy accuracy rises from 0.1 to 0.4 within 20 steps: with a check every 10, three of five
+    seeds of the quickstart started at 0.38 to 0.42 on held-out problems; with one every 2, at 0.20 to 0.25."""
     batch_size: int = 128
     lr: float = 1e-3
     lr_warmup_steps: int = 50
@@ -211,6 +213,11 @@ class RolloutConfig:
     max_num_seqs: int = 256
     """Sequences decoded at once."""
 
+    @property
+    def num_gpus(self) -> int:
+        """Devices of one engine, where there are any."""
+        return 1
+
 
 @dataclass
 class LocalRolloutConfig(RolloutConfig):
@@ -229,6 +236,10 @@ class VLLMRolloutConfig(RolloutConfig):
     cpu_cache_gib: int = 1
     enforce_eager: bool = False
     """True: no compilation and graph capture; starts sooner, samples slower."""
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel
 
 
 @dataclass
@@ -437,6 +448,8 @@ class RunConfig:
         """Groups; see StreamConfig.window."""
         if self.stream.window is not None:
             return self.stream.window
+        if isinstance(self.placement, ColocatedConfig):
+            return self.algorithm.prompts_per_step
         return self.algorithm.prompts_per_step * self.placement.publish_every
 
     @property

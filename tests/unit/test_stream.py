@@ -1,0 +1,448 @@
+"""`GroupStream` over a simulated engine, in simulated time: latencies are drawn, seconds cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl.algorithms.grpo import GRPO
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, PlacementConfig, RunConfig, StreamConfig
+from rl.protocols import EngineError
+from rl.stream import GroupStream, StreamConfigValues, StreamError
+from rl.types import EvalSet, FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
+
+P, G = 8, 2
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
+
+
+class SimulatedTime(selectors.DefaultSelector):
+    """Instead of sleeping until the next timer is due, moves the clock there."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "deadlock: every coroutine waits and no timer is set"
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+def simulate(main: Coroutine[Any, Any, Any]) -> Any:
+    def loop() -> asyncio.SelectorEventLoop:
+        clock = SimulatedTime()
+        loop = asyncio.SelectorEventLoop(clock)
+        loop.time = lambda: clock.now  # type: ignore[method-assign]
+        return loop
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(main)
+
+
+class SimulatedEngine:
+    """Answers after a delay drawn from the group's id, with the version that it held when the request arrived."""
+
+    def __init__(self, delay: Callable[[int], float]) -> None:
+        self.version = 0
+        self.requests: list[int] = []
+        self._delay = delay
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        self.requests.append(group_id)
+        version = self.version
+        await asyncio.sleep(self._delay(group_id))
+        for index in reversed(range(n)):
+            yield rollout(group_id, index, version)
+
+
+def rollout(group_id: int, index: int, version: int) -> Rollout:
+    return Rollout(
+        group_id=group_id,
+        index=index,
+        token_ids=np.array([1, 2], dtype=np.int32),
+        loss_mask=np.array([False, True]),
+        rollout_logprobs=np.array([0.0, -1.0], dtype=np.float32),
+        temperature=1.0,
+        min_policy_version=version,
+        max_policy_version=version,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+class SimulatedTask:
+    """The reward of sample i is i, except where a grader is given."""
+
+    num_prompts = 10_000
+
+    def __init__(self, grader: Callable[[int], Awaitable[None]] | None = None) -> None:
+        self._grader = grader
+
+    def prompt(self, seed: int, index: int) -> Prompt:
+        return Prompt(str(index), (), np.array([1], dtype=np.int32), answer="", task="simulated")
+
+    async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
+        if self._grader is not None:
+            await self._grader(int(prompt.prompt_id))
+        return [Reward(float(r.index), correct=r.index == 1, parts={"index": float(r.index)}) for r in rollouts]
+
+    def eval_sets(self) -> list[EvalSet]:
+        return []
+
+    def demonstrations(self) -> list[tuple[Prompt, str]]:
+        return []
+
+    validation_demonstrations = demonstrations
+
+    def fingerprint(self) -> str:
+        return "simulated"
+
+
+class Dropping(GRPO):
+    """Keeps a group as its id says."""
+
+    def __init__(self, fraction: float) -> None:
+        super().__init__(GRPOConfig(prompts_per_step=P, group_size=G))
+        self._fraction = fraction
+
+    def keep(self, group: RolloutGroup) -> bool:
+        return not is_dropped(group.group_id, self._fraction)
+
+
+def is_dropped(group_id: int, fraction: float) -> bool:
+    return np.random.default_rng([1, group_id]).uniform() < fraction
+
+
+def exponential(group_id: int) -> float:
+    return float(np.random.default_rng([2, group_id]).exponential(1.0))
+
+
+def long_tailed(group_id: int) -> float:
+    """One group in 50 takes a hundred times as long."""
+    rng = np.random.default_rng([3, group_id])
+    return float(rng.exponential(1.0) * (100.0 if rng.uniform() < 0.02 else 1.0))
+
+
+def run_config(placement: PlacementConfig, *, window: int | None = None) -> RunConfig:
+    algorithm = GRPOConfig(prompts_per_step=P, group_size=G)
+    return RunConfig(algorithm=algorithm, placement=placement, stream=StreamConfig(window=window))
+
+
+def stream_of(
+    config: RunConfig,
+    engine: Any,
+    *,
+    task: SimulatedTask | None = None,
+    drop_fraction: float = 0.0,
+    max_failed_fraction: float = 0.1,
+) -> GroupStream:
+    values = StreamConfigValues(
+        seed=0,
+        sampling=SAMPLING,
+        prompts_per_step=P,
+        group_size=G,
+        max_admitted=config.max_admitted,
+        window=config.window,
+        max_failed_fraction=max_failed_fraction,
+        stall_timeout_s=10_000.0,
+    )
+    return GroupStream(values, task=task or SimulatedTask(), engine=engine, algorithm=Dropping(drop_fraction))
+
+
+async def train(
+    stream: GroupStream, engine: SimulatedEngine, *, steps: int, publish_every: int = 1, train_s: float = 1.0
+) -> tuple[list[list[int]], int]:
+    """(group ids of each batch, largest staleness). Publishes and releases as `rl.loop` does."""
+    batches, staleness = [], 0
+    async with stream:
+        for step in range(1, steps + 1):
+            groups = await stream.next_batch()
+            batches.append([group.group_id for group in groups])
+            staleness = max(staleness, *(engine.version - group.min_policy_version for group in groups))
+            accounting = stream.accounting
+            assert accounting.started == accounting.trained + accounting.dropped.total() + stream.num_in_flight
+            await asyncio.sleep(train_s)
+            if step % publish_every == 0:
+                engine.version += 1
+                stream.release()
+    return batches, staleness
+
+
+@pytest.mark.parametrize(
+    ("placement", "observed"),
+    [
+        (ColocatedConfig(), 0),
+        (FullyAsyncConfig(max_staleness=0.0), 0),
+        (FullyAsyncConfig(max_staleness=1.0), 1),
+        (FullyAsyncConfig(max_staleness=3.0), 3),
+        (FullyAsyncConfig(max_staleness=0.0, publish_every=4), 0),
+        (FullyAsyncConfig(max_staleness=0.25, publish_every=4), 1),
+        (FullyAsyncConfig(max_staleness=0.5, publish_every=4), 1),
+        (FullyAsyncConfig(max_staleness=1.0, publish_every=4), 1),
+        (FullyAsyncConfig(max_staleness=2.0, publish_every=4), 2),
+    ],
+)
+def test_oldest_first_order_reaches_the_staleness_that_admission_allows_and_no_more(placement, observed):
+    config, engine = run_config(placement, window=P), SimulatedEngine(exponential)
+    stream = stream_of(config, engine, drop_fraction=0.3)
+    _, staleness = simulate(train(stream, engine, steps=120, publish_every=placement.publish_every, train_s=4.0))
+    assert staleness == observed == config.staleness_bound
+
+
+@pytest.mark.parametrize("delay", [exponential, long_tailed])
+@pytest.mark.parametrize(
+    ("max_staleness", "publish_every", "window"),
+    [(1.0, 1, 12), (1.0, 1, 16), (3.0, 1, 9), (3.0, 1, 32), (1.0, 4, 32), (2.0, 4, 64), (0.0, 4, 32)],
+)
+def test_a_wider_window_keeps_to_the_bound(delay, max_staleness, publish_every, window):
+    config = run_config(FullyAsyncConfig(max_staleness=max_staleness, publish_every=publish_every), window=window)
+    assert config.staleness_bound == (config.max_admitted + window - 2) // (P * publish_every)
+    engine = SimulatedEngine(delay)
+    stream = stream_of(config, engine, drop_fraction=0.3)
+    batches, staleness = simulate(train(stream, engine, steps=150, publish_every=publish_every))
+    assert staleness <= config.staleness_bound
+    trained = [group_id for batch in batches for group_id in batch]
+    assert len(set(trained)) == len(trained) == 150 * P
+
+
+def test_no_group_is_overtaken_by_more_than_the_window():
+    """One group that takes very long is waited for, however many batches could be made without it."""
+    config = run_config(FullyAsyncConfig(max_staleness=3.0), window=2 * P)
+    engine = SimulatedEngine(lambda group_id: 500.0 if group_id == 3 else 1.0)
+    batches, _ = simulate(train(stream_of(config, engine), engine, steps=4))
+    trained = [group_id for batch in batches for group_id in batch]
+    assert sum(group_id > 3 for group_id in trained[: trained.index(3)]) <= 2 * P - 1
+
+
+def test_a_window_of_one_batch_is_first_in_first_out():
+    config, engine = run_config(FullyAsyncConfig(max_staleness=3.0), window=P), SimulatedEngine(long_tailed)
+    batches, _ = simulate(train(stream_of(config, engine, drop_fraction=0.3), engine, steps=20))
+    kept = [group_id for group_id in range(1000) if not is_dropped(group_id, 0.3)]
+    assert [group_id for batch in batches for group_id in batch] == kept[: 20 * P]
+
+
+def test_the_default_window_is_one_batch_when_colocated_and_one_publish_when_fully_async():
+    assert run_config(ColocatedConfig(publish_every=4)).window == P
+    assert run_config(FullyAsyncConfig(publish_every=4)).window == 4 * P
+
+
+def test_nothing_starts_before_the_release_when_colocated():
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(ColocatedConfig()), engine)
+
+    async def main() -> None:
+        async with stream:
+            await stream.next_batch()
+            await asyncio.sleep(100)
+            assert (len(engine.requests), stream.num_in_flight) == (P, 0)
+            stream.release()
+            await asyncio.sleep(0)
+            assert len(engine.requests) == 2 * P
+
+    simulate(main())
+
+
+def test_a_dropped_group_returns_its_slot_at_once():
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(ColocatedConfig()), engine, drop_fraction=0.5)
+
+    async def main() -> list[RolloutGroup]:
+        async with stream:
+            return await stream.next_batch()
+
+    groups = simulate(main())
+    kept = [group_id for group_id in range(100) if not is_dropped(group_id, 0.5)][:P]
+    assert [group.group_id for group in groups] == kept
+    num_dropped = kept[-1] + 1 - P
+    assert stream.accounting.dropped["filtered"] >= num_dropped > 0
+    accounting = stream.accounting
+    assert accounting.started == P + accounting.dropped["filtered"] + stream.num_in_flight == len(engine.requests)
+
+
+def test_groups_admitted_in_one_turn_reach_the_engine_together_and_in_order():
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(FullyAsyncConfig(max_staleness=1.0)), engine)
+
+    async def main() -> None:
+        async with stream:
+            await asyncio.sleep(0)
+            assert engine.requests == list(range(2 * P))
+            await stream.next_batch()
+            stream.release()
+            await asyncio.sleep(0)
+            assert engine.requests == list(range(3 * P))
+
+    simulate(main())
+
+
+def test_a_group_is_graded_and_given_advantages_in_sample_order():
+    stream = stream_of(run_config(ColocatedConfig()), SimulatedEngine(exponential))
+
+    async def main() -> list[RolloutGroup]:
+        async with stream:
+            return await stream.next_batch()
+
+    group = simulate(main())[0]
+    assert [r.index for r in group.rollouts] == [0, 1]
+    assert group.rewards.tolist() == [0.0, 1.0]
+    assert [r.reward_parts for r in group.rollouts] == [{"correct": 0.0, "index": 0.0}, {"correct": 1.0, "index": 1.0}]
+    # Mean 0.5, sample standard deviation sqrt(0.5): advantages of -0.5 and 0.5 over 0.7071.
+    assert [r.advantage for r in group.rollouts] == pytest.approx([-0.70711, 0.70711], abs=1e-4)
+
+
+@pytest.mark.parametrize("drop_fraction", [0.0, 0.3])
+@pytest.mark.parametrize("placement", [ColocatedConfig(), FullyAsyncConfig(max_staleness=2.0)])
+def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fraction):
+    config = run_config(placement)
+    engine = SimulatedEngine(long_tailed)
+    before = stream_of(config, engine, drop_fraction=drop_fraction)
+    after = stream_of(config, SimulatedEngine(exponential), drop_fraction=drop_fraction)
+
+    async def interrupted() -> list[list[int]]:
+        batches = []
+        async with before:
+            for _ in range(7):
+                batches.append([group.group_id for group in await before.next_batch()])
+                state = before.state()
+                await asyncio.sleep(3.0)
+                before.release()
+            # The run dies here, after the checkpoint of its seventh step.
+            after.restore(state)
+        return batches
+
+    batches = simulate(interrupted())
+    assert after.accounting.started == after.accounting.trained + after.accounting.dropped.total()
+    rest, _ = simulate(train(after, after._engine, steps=9))  # type: ignore[arg-type]
+    batches += rest
+    trained = sorted(group_id for batch in batches for group_id in batch)
+    kept = [group_id for group_id in range(1000) if not is_dropped(group_id, drop_fraction)]
+    if isinstance(placement, ColocatedConfig):  # first in, first out: what is trained is exactly the beginning
+        assert trained == kept[: 16 * P]
+    assert len(trained) == len(set(trained)) == 16 * P == after.accounting.trained
+    skipped = set(kept[: kept.index(trained[-1])]) - set(trained)
+    assert skipped <= set(after.state()["in_flight"])
+
+
+def test_a_state_survives_json_and_lists_what_was_in_flight_once():
+    import json
+
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(FullyAsyncConfig(max_staleness=1.0)), engine)
+
+    async def main() -> dict[str, Any]:
+        async with stream:
+            taken = {group.group_id for group in await stream.next_batch()}
+            state = json.loads(json.dumps(stream.state()))
+            assert sorted(taken | set(state["in_flight"])) == list(range(state["next_index"]))
+            return state
+
+    state = simulate(main())
+    assert (state["next_index"], len(state["in_flight"]), state["trained"]) == (2 * P, P, P)
+    restored = stream_of(run_config(FullyAsyncConfig(max_staleness=1.0)), engine)
+    restored.restore(state)
+    assert restored.state() == state
+
+
+class FailingEngine(SimulatedEngine):
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        async for sample in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+            if group_id == 5:
+                raise EngineError("the engine died")
+            yield sample
+
+
+def test_an_engine_that_fails_ends_the_run_with_its_own_error():
+    engine = FailingEngine(exponential)
+    with pytest.raises(EngineError, match="the engine died"):
+        simulate(train(stream_of(run_config(ColocatedConfig()), engine), engine, steps=1))
+
+
+def test_an_error_while_the_trainer_trains_surfaces_at_the_next_batch():
+    engine = FailingEngine(lambda group_id: 50.0 if group_id == 5 else 1.0)
+    config = run_config(FullyAsyncConfig(max_staleness=3.0), window=4 * P)
+    stream = stream_of(config, engine)
+
+    async def main() -> None:
+        async with stream:
+            await stream.next_batch()
+            await asyncio.sleep(100)
+            with pytest.raises(EngineError, match="the engine died"):
+                await stream.next_batch()
+
+    simulate(main())
+
+
+def test_a_group_whose_task_is_cancelled_from_outside_is_an_error_and_no_stall():
+    class Cancelling(SimulatedEngine):
+        async def generate(self, prompt: Prompt, **_: Any) -> AsyncIterator[Rollout]:
+            await asyncio.sleep(1.0)
+            raise asyncio.CancelledError
+            yield
+
+    engine = Cancelling(exponential)
+    with pytest.raises(StreamError, match="group 0 was cancelled from outside"):
+        simulate(train(stream_of(run_config(ColocatedConfig()), engine), engine, steps=1))
+
+
+def failing_on(is_failing: Callable[[int], bool]) -> SimulatedTask:
+    async def grade(group_id: int) -> None:
+        if is_failing(group_id):
+            raise RewardError("no grade")
+
+    return SimulatedTask(grade)
+
+
+def test_a_failed_grade_drops_the_group_and_is_counted():
+    engine = SimulatedEngine(exponential)
+    task = failing_on(lambda group_id: group_id % 20 == 3)
+    stream = stream_of(run_config(ColocatedConfig()), engine, task=task)
+    batches, _ = simulate(train(stream, engine, steps=10))
+    trained = [group_id for batch in batches for group_id in batch]
+    assert trained == [group_id for group_id in range(100) if group_id % 20 != 3][: 10 * P]
+    assert stream.accounting.dropped == {"reward_error": 5}  # 3, 23, 43, 63, 83
+
+
+def test_more_failed_grades_than_allowed_end_the_run():
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(ColocatedConfig()), engine, task=failing_on(lambda group_id: group_id % 5 == 0))
+    with pytest.raises(StreamError, match=r"max_failed_fraction=0\.1.*not wrong answers"):
+        simulate(train(stream, engine, steps=10))
+    tolerant = stream_of(
+        run_config(ColocatedConfig()),
+        engine,
+        task=failing_on(lambda group_id: group_id % 5 == 0),
+        max_failed_fraction=0.5,
+    )
+    simulate(train(tolerant, engine, steps=10))
+
+
+def test_a_stall_names_the_groups_that_are_waited_for():
+    engine = SimulatedEngine(lambda group_id: 1e6 if group_id in (2, 5) else 1.0)
+    stream = stream_of(run_config(ColocatedConfig()), engine)
+    with pytest.raises(StreamError, match=r"10000 s \(stream.stall_timeout_s\).*had 6; in flight: \[2, 5\]"):
+        simulate(train(stream, engine, steps=1))
+
+
+def test_leaving_the_stream_cancels_what_is_in_flight():
+    finished: list[int] = []
+
+    class Noting(SimulatedEngine):
+        async def generate(
+            self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling
+        ) -> AsyncIterator[Rollout]:
+            async for sample in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+                yield sample
+            finished.append(group_id)
+
+    engine = Noting(lambda group_id: 1.0 if group_id < P else 50.0)
+    stream = stream_of(run_config(FullyAsyncConfig(max_staleness=1.0)), engine)
+
+    async def main() -> None:
+        async with stream:
+            await stream.next_batch()
+        await asyncio.sleep(1000)
+
+    simulate(main())
+    assert sorted(finished) == list(range(P)) and len(engine.requests) == 2 * P
