@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01
+PRINT_EVERY = 50
+"""Steps; a line appears at the checks that fall on them."""
 WEIGHTS_FILE = "model.safetensors"
 MARKER = "warm_start"
 """Key in the metadata of the weights file. Weights and marker are one file, so one rename brings both."""
@@ -98,7 +100,7 @@ def warm_start(
         accuracy = greedy_accuracy(model, validation_set)
         best = max(best, accuracy)
         reached = accuracy >= config.target_accuracy
-        if reached or step % (5 * config.check_every) == 0:
+        if reached or step % PRINT_EVERY == 0:
             print(
                 f"warm start: step {step}, loss {loss.item():.3f}, greedy validation accuracy {accuracy:.3f}",
                 flush=True,
