@@ -84,7 +84,7 @@ class LocalEngine:
         config = AutoConfig.from_pretrained(self._model_folder)
         text_config = config.get_text_config()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self._model_folder)
-        self._model = empty_model(config, dtype=getattr(torch, self._config.dtype.value), device=self._device)
+        self._model: Any = empty_model(config, dtype=getattr(torch, self._config.dtype.value), device=self._device)
         eos_ids = end_tokens(self._model_folder, config, self._tokenizer)
         self._decoder = Decoder(self._model, self._tokenizer, eos_ids=eos_ids, device=self._device)
         self._vocab_size: int = text_config.vocab_size
@@ -260,8 +260,9 @@ class LocalEngine:
 
     async def sleep(self) -> None:
         self._lifecycle.check("sleep")
-        if not self._idle.is_set():
+        if self._active:
             raise EngineError(f"sleep while {len(self._active)} calls of generate are running.")
+        await self._idle.wait()  # the round that delivered the last sample may not have ended yet
         await self._move(torch.device("cpu"))
         self._lifecycle.phase = Phase.ASLEEP
 
@@ -289,6 +290,7 @@ class LocalEngine:
         """Ends the round that runs, fails whatever waits, and frees the model. May be called twice."""
         if self._lifecycle.phase is Phase.CLOSED:
             return
+        was_started = self._lifecycle.phase is not Phase.NEW
         self._lifecycle.phase = Phase.CLOSED
         waiting = [*self._active, *self._queued]
         self._active.clear()
@@ -300,11 +302,12 @@ class LocalEngine:
             ticket.results.put_nowait(EngineError("the local engine was closed."))
         if not self._is_decoding:
             self._idle.set()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._free)
+        if was_started:
+            await self._call(self._free)
         self._thread.shutdown(wait=False)
 
     def _free(self) -> None:
-        self._model = self._decoder = None
+        del self._model, self._decoder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
