@@ -70,6 +70,8 @@ class Prompt:
     """Each [height, width, 3]. Empty for text."""
     mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
     """What the model's processor made of `images` (pixel_values, image_grid_thw); empty for text."""
+    position_ids: IntArray | None = None
+    """[3, L_p] multimodal rotary positions of `token_ids`; a response goes on after the largest. None: 0 to L_p - 1."""
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.config.schema import Packing
-from rl.types import MicroBatch, Rollout, RolloutGroup, TrainBatch
+from rl.types import MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
     rollout: Rollout
-    mm_inputs: dict[str, NDArray[Any]]
+    prompt: Prompt
     staleness: int
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ def pack(
     )
     for start in range(0, len(groups), per_update):
         sequences = [
-            _Sequence(rollout, group.prompt.mm_inputs, policy_version - rollout.min_policy_version)
+            _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version)
             for group in groups[start : start + per_update]
             for rollout in group.rollouts
         ]
@@ -112,15 +112,32 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
 
     return MicroBatch(
         token_ids=np.concatenate([r.token_ids for r in rollouts]).astype(np.int64),
-        position_ids=np.arange(cu_seqlens[-1], dtype=np.int64) - np.repeat(cu_seqlens[:-1].astype(np.int64), lengths),
+        position_ids=_join_position_ids(sequences),
         cu_seqlens=cu_seqlens,
         loss_mask=loss_mask,
         advantages=np.where(loss_mask, per_token([r.advantage for r in rollouts]), np.float32(0.0)),
         rollout_logprobs=np.where(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts]), np.float32(0.0)),
         temperatures=np.where(loss_mask, per_token([r.temperature for r in rollouts]), np.float32(1.0)),
         staleness=np.array([sequence.staleness for sequence in sequences], dtype=np.int32),
-        mm_inputs=_join_mm_inputs([sequence.mm_inputs for sequence in sequences]),
+        mm_inputs=_join_mm_inputs([sequence.prompt.mm_inputs for sequence in sequences]),
     )
+
+
+def _join_position_ids(sequences: list[_Sequence]) -> NDArray[np.int64]:
+    """[T], or [3, T] if any sequence has multimodal positions; text counts alike in all three."""
+    num_rows = 3 if any(sequence.prompt.position_ids is not None for sequence in sequences) else 1
+    joined = np.concatenate([np.broadcast_to(_position_ids(s), (num_rows, len(s))) for s in sequences], axis=1)
+    return joined if num_rows == 3 else joined[0]
+
+
+def _position_ids(sequence: _Sequence) -> NDArray[np.int64]:
+    """[1, L] or [3, L]. The response follows the largest position of the prompt, which need not be its last."""
+    of_prompt = sequence.prompt.position_ids
+    if of_prompt is None:
+        return np.arange(len(sequence), dtype=np.int64)[None]
+    num_rows, num_prompt_tokens = of_prompt.shape
+    of_response = np.arange(len(sequence) - num_prompt_tokens, dtype=np.int64) + of_prompt.max() + 1
+    return np.concatenate([of_prompt, np.broadcast_to(of_response, (num_rows, len(of_response)))], axis=1)
 
 
 def _join_mm_inputs(inputs: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
