@@ -6,7 +6,6 @@ Everything here runs before a model loads and imports no torch.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ RANGES: tuple[Range, ...] = (
 
 
 def check_run_config(config: RunConfig) -> None:
-    """Raises ConfigError on the first rule that `config` breaks."""
+    """Raises ConfigError on the first rule that `config` breaks, on whatever machine it is to run."""
     check_ranges(config)
     check_mini_batches(config)
     check_training_sampling(config)
@@ -121,6 +120,11 @@ def check_staleness(config: RunConfig) -> None:
             f"placement=colocated needs placement.max_staleness=0 (got {placement.max_staleness}): one set of devices "
             "cannot sample and train at once. Use placement=fully_async, or drop the override."
         )
+    if isinstance(placement, ColocatedConfig) and placement.publish_every != 1:
+        raise ConfigError(
+            f"placement=colocated needs placement.publish_every=1 (got {placement.publish_every}): the engine drops "
+            "its weights while the trainer holds the devices. Use placement=fully_async, or drop the override."
+        )
     if config.window < step:
         raise ConfigError(
             f"stream.window={config.window} must be at least algorithm.prompts_per_step={step}: a batch is taken from "
@@ -137,18 +141,10 @@ def check_devices(config: RunConfig) -> None:
     hardware, placement = config.hardware, config.placement
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
-    rollout = config.backend.rollout
-    if isinstance(rollout, VLLMRolloutConfig) and importlib.util.find_spec("vllm") is None:
-        raise ConfigError(
-            "backend.rollout=vllm needs the package 'vllm', which is not installed. On a GPU: pip install 'rl[vllm]'; "
-            "on a CPU: scripts/install_vllm_cpu.sh."
-        )
     if hardware.device == "cpu":
         return
-    if not any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")):
-        raise ConfigError(f"hardware={hardware.name} needs a GPU and this machine shows none. Use hardware=cpu.")
     num_gpus = hardware.nodes * hardware.gpus_per_node
-    engine_gpus = getattr(rollout, "tensor_parallel", 1)
+    engine_gpus = config.backend.rollout.num_gpus
     if isinstance(placement, FullyAsyncConfig):
         wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engine each on their own"
     else:
@@ -158,6 +154,26 @@ def check_devices(config: RunConfig) -> None:
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. Choose larger "
             "hardware, or lower placement.trainer_ranks or backend.rollout.tensor_parallel."
         )
+
+
+def check_machine(config: RunConfig) -> None:
+    """What this machine must have to run `config`; a plan may be made anywhere."""
+    for package, remedy in missing_packages(config).items():
+        raise ConfigError(f"this run needs the package '{package}', which is not installed. {remedy}")
+    has_gpu = any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl"))
+    if config.hardware.device != "cpu" and not has_gpu:
+        raise ConfigError(
+            f"hardware={config.hardware.name} needs a GPU and this machine shows none. Use hardware=cpu, or mode=plan "
+            "to see what the run would do."
+        )
+
+
+def missing_packages(config: RunConfig) -> dict[str, str]:
+    """Packages that the chosen parts need and that are not installed, each with its remedy."""
+    needed: dict[str, str] = {}
+    if isinstance(config.backend.rollout, VLLMRolloutConfig):
+        needed["vllm"] = "On a GPU: pip install 'rl[vllm]'; on a CPU: scripts/install_vllm_cpu.sh."
+    return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}
 
 
 def check_model(config: RunConfig) -> None:
@@ -177,8 +193,3 @@ def check_num_steps(config: RunConfig, num_prompts: int) -> None:
             f"({num_prompts} // {step}) = 0 steps. Lower prompts_per_step to {num_prompts} or less, raise task.epochs, "
             "or set steps."
         )
-
-
-def user_environment(profile: dict[str, str]) -> dict[str, str]:
-    """The profile's variables that the user has not set: the user's value wins."""
-    return {name: value for name, value in profile.items() if name not in os.environ}

@@ -206,6 +206,15 @@ class FSDPConfig(TrainerConfig):
 
 
 @dataclass
+class MegatronConfig(TrainerConfig):
+    """Megatron-Core's GPTModel, for dense Qwen3 models on one GPU so far."""
+
+    _target_: str = "rl.trainer.megatron_trainer.MegatronTrainer"
+    tensor_parallel: int = 1
+    """GPUs over which each layer is split. Only 1 so far."""
+
+
+@dataclass
 class RolloutConfig:
     _target_: str = MISSING
     dtype: Dtype = Dtype.bfloat16

@@ -1,0 +1,146 @@
+"""The command `rl`: from words to a checked config, and on to the driver. Imports no torch: every TAB starts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl.config.schema import ConfigError, Mode, RunConfig
+
+EXIT_USAGE = 2
+RESUMABLE_KEYS = ("steps", "logger")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except ConfigError as error:
+        print(f"rl: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and words[0] == "export":
+        return _export(words[1:])
+    if any(word.startswith("resume=") for word in words):
+        return _resume(words)
+    if "-m" in words or "--multirun" in words:
+        from rl.sweep import run_sweep
+
+        return run_sweep([word for word in words if word not in ("-m", "--multirun")])
+    if any(word.startswith("-") for word in words):
+        return _hydra(words)
+    return _run(words)
+
+
+def _run(words: list[str]) -> int:
+    from rl.config.check import check_machine, check_run_config
+    from rl.config.compose import compose_run_config
+    from rl.config.load import save_run_yaml
+
+    config = compose_run_config(words)
+    check_run_config(config)
+    if config.mode is Mode.plan:
+        from rl.plan.report import print_plan
+
+        print_plan(config)
+        return 0
+    check_machine(config)
+    from rl.run_folder import create_run_folder
+
+    folder = create_run_folder(config)
+    save_run_yaml(config, folder / "run.yaml")
+    from rl.driver import drive
+
+    return drive(config, folder, overrides=words)
+
+
+def _resume(words: list[str]) -> int:
+    """Continues the run of a folder. Its settings stay, but for the number of steps and the logger."""
+    from rl.config.check import check_machine, check_run_config
+    from rl.config.load import save_run_yaml
+
+    folder = Path(next(word for word in words if word.startswith("resume=")).partition("=")[2]).expanduser().resolve()
+    changes = [word for word in words if not word.startswith("resume=")]
+    config = _changed(_saved_config(folder), changes)
+    check_run_config(config)
+    check_machine(config)
+    if changes:
+        save_run_yaml(config, folder / "run.yaml")
+    from rl.driver import drive
+
+    return drive(config, folder, overrides=words)
+
+
+def _saved_config(folder: Path) -> RunConfig:
+    from rl.config.load import load_run_yaml
+
+    if not (folder / "run.yaml").is_file():
+        raise ConfigError(f"{folder} holds no run: there is no run.yaml in it.")
+    config = load_run_yaml(folder / "run.yaml")
+    if config.mode is not Mode.train:
+        raise ConfigError(f"{folder} holds a run of mode={config.mode.value}: there is nothing to continue.")
+    return config
+
+
+def _changed(config: RunConfig, changes: list[str]) -> RunConfig:
+    """`config` with other steps or another logger; every other key would make it another run."""
+    from rl.config.compose import compose_plain, parse_overrides
+    from rl.config.load import load_run_config, to_plain
+
+    plain = to_plain(config)
+    overrides = parse_overrides(changes)
+    for override in overrides:
+        key = override.key_or_group
+        if key.partition(".")[0] not in RESUMABLE_KEYS:
+            raise ConfigError(
+                f"resume: {key} cannot change within a run, only {' and '.join(RESUMABLE_KEYS)} can. Start a new run "
+                f"from an export (rl export {config.output_dir or 'RUN'}), or leave {key} as it is."
+            )
+        if key == "steps":
+            plain["steps"] = override.value()
+    logger_words = [change for change, o in zip(changes, overrides, strict=True) if o.key_or_group != "steps"]
+    if logger_words and not any(o.key_or_group == "logger" for o in overrides):
+        for override in overrides:
+            if override.key_or_group.startswith("logger."):
+                plain["logger"][override.key_or_group.removeprefix("logger.")] = override.value()
+    elif logger_words:
+        plain["logger"] = compose_plain(logger_words)["logger"]
+    return load_run_config(plain)
+
+
+def _export(words: list[str]) -> int:
+    if not 1 <= len(words) <= 2:
+        raise ConfigError("write: rl export RUN_FOLDER [DESTINATION]")
+    folder = Path(words[0]).expanduser().resolve()
+    config = _saved_config(folder)
+    from rl.driver import export
+
+    return export(config, folder, Path(words[1]).expanduser().resolve() if len(words) == 2 else None)
+
+
+def _hydra(words: list[str]) -> int:
+    """Hydra's own flags: --help, --cfg, --info, completion. They show; they run nothing."""
+    import hydra
+
+    from rl.config.compose import CONFIG_NAME, open_node_words
+    from rl.config.register import package_folder, register_all
+
+    register_all()
+    sys.argv = ["rl", *open_node_words(words)]
+
+    @hydra.main(config_path=str(package_folder("conf")), config_name=CONFIG_NAME, version_base="1.3")
+    def show(_config: object) -> None:
+        raise ConfigError(
+            f"'{' '.join(word for word in words if word.startswith('-'))}' is not a flag that runs something. Use "
+            "`rl key=value ...` to run, -m for a sweep, --cfg job to print the config."
+        )
+
+    show()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""From a RunConfig to the parts of a run: the only file that knows every part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.config.build import build
+from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig
+from rl.evaluation.evaluator import TaskEvaluator
+from rl.loggers.fanout import RunLog
+from rl.loop import Cadence, Progress, Run
+from rl.model.renderer import Renderer
+from rl.protocols import Placement, RolloutEngine, Task, Trainer
+from rl.run_folder import Checkpoint, Checkpoints
+from rl.stream import GroupStream, StreamConfigValues
+from rl.tasks.base import sampling_of
+from rl.trainer.group import TrainerGroup
+from rl.trainer.packing import pack
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The model before training, ready on disk, with the task rendered for it."""
+
+    folder: Path
+    task: Task
+
+
+def prepare_policy(config: RunConfig, run_folder: Path) -> Policy:
+    """Makes or fetches the model, renders the task with its tokenizer, and warm-starts the model if asked to."""
+    model = build(config.model)
+    folder = model.prepare(run_folder / "model", seed=config.seed)
+    renderer = Renderer(
+        folder,
+        chat_template_kwargs=config.task.chat_template_kwargs,
+        max_prompt_tokens=config.task.max_prompt_tokens,
+        overlong=config.task.overlong,
+        chat_template=config.model.chat_template,
+    )
+    task = build(config.task, renderer=renderer, seed=config.seed)
+    model.warm_start(folder, task, seed=config.seed)
+    return Policy(folder, task)
+
+
+def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int) -> Trainer:
+    return TrainerGroup(
+        config.backend.trainer,
+        model_folder=model_folder,
+        algorithm=config.algorithm,
+        device=config.hardware.device,
+        num_ranks=config.placement.trainer_ranks,
+        seed=config.seed,
+        total_updates=total_steps * config.algorithm.updates_per_step,
+        env=config.hardware.trainer_env,
+    )
+
+
+def build_placement(config: RunConfig, policy: Policy, *, total_steps: int) -> tuple[Trainer, RolloutEngine, Placement]:
+    trainer = build_trainer(config, policy.folder, total_steps=total_steps)
+    engine: RolloutEngine
+    if isinstance(config.placement, FullyAsyncConfig):
+        from rl.rollout.remote import RemoteEngine
+
+        engine = RemoteEngine(
+            config.backend.rollout,
+            model_folder=policy.folder,
+            device=config.hardware.device,
+            env=config.hardware.rollout_env,
+        )
+    else:
+        engine = build(config.backend.rollout, model_folder=policy.folder, device=config.hardware.device)
+    return trainer, engine, build(config.placement, trainer=trainer, engine=engine)
+
+
+def build_evaluator(config: RunConfig, task: Task, run_folder: Path) -> TaskEvaluator:
+    return TaskEvaluator(
+        task,
+        max_concurrent_samples=2 * config.backend.rollout.max_num_seqs,  # the next ones wait in the engine, not here
+        answers_file=run_folder / "answers.jsonl",
+    )
+
+
+def assemble(
+    config: RunConfig, run_folder: Path, *, policy: Policy, checkpoint: Checkpoint | None, run_config: dict[str, Any]
+) -> Run:
+    """Builds every part and starts none. `run_config` is what trackers are given, plain and free of secrets."""
+    task = policy.task
+    total_steps = config.num_steps(task.num_prompts)
+    if total_steps == 0:
+        raise ConfigError(
+            f"{task.num_prompts} training prompts, algorithm.prompts_per_step={config.algorithm.prompts_per_step}: "
+            f"0 steps in {config.task.epochs} epoch(s). Lower prompts_per_step, raise task.epochs, or set steps."
+        )
+    facts = {"task_fingerprint": task.fingerprint()}
+    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts, total_steps=total_steps)
+    trainer, engine, placement = build_placement(config, policy, total_steps=total_steps)
+    algorithm = build(config.algorithm)
+    stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
+    if checkpoint is not None:
+        stream.restore(checkpoint.state["stream"])
+    name = run_name(config, run_folder)
+    tracker = build(
+        config.logger,
+        run_folder=run_folder,
+        run_config=run_config,
+        name=name,
+        group=config.experiment,
+        tags=[config.experiment] if config.experiment else [],
+    )
+    return Run(
+        trainer=trainer,
+        engine=engine,
+        placement=placement,
+        stream=stream,
+        evaluator=build_evaluator(config, task, run_folder),
+        log=RunLog(
+            config.logger,
+            run_folder=run_folder,
+            name=name,
+            total_steps=total_steps,
+            tracker=tracker,
+            resume_step=None if checkpoint is None else checkpoint.step,
+        ),
+        checkpoints=Checkpoints(run_folder, keep_last=config.checkpoint.keep_last),
+        pack=functools.partial(_pack, config, skip_zero_advantage=not algorithm.uses_reference),
+        cadence=_cadence(config, total_steps),
+        progress=progress,
+        restore_from=None if checkpoint is None else checkpoint.trainer_folder,
+        checkpoint_facts=facts,
+    )
+
+
+def run_name(config: RunConfig, run_folder: Path) -> str:
+    return f"{config.experiment or 'default'}/{run_folder.name}"
+
+
+def _cadence(config: RunConfig, total_steps: int) -> Cadence:
+    return Cadence(
+        total_steps=total_steps,
+        publish_every=config.placement.publish_every,
+        evaluate_every=config.evaluation.every,
+        evaluate_at_start=config.evaluation.at_start,
+        evaluate_at_end=config.evaluation.at_end,
+        checkpoint_every=config.checkpoint.every,
+    )
+
+
+def _stream_values(config: RunConfig) -> StreamConfigValues:
+    return StreamConfigValues(
+        seed=config.seed,
+        sampling=sampling_of(config.task.sampling, seed=config.seed),
+        prompts_per_step=config.algorithm.prompts_per_step,
+        group_size=config.algorithm.group_size,
+        max_admitted=config.max_admitted,
+        window=config.window,
+        max_failed_fraction=config.stream.max_failed_fraction,
+        stall_timeout_s=config.stream.stall_timeout_s,
+    )
+
+
+def _pack(config: RunConfig, groups: Any, policy_version: int, *, skip_zero_advantage: bool):
+    return pack(
+        groups,
+        prompts_per_mini_batch=config.algorithm.prompts_per_mini_batch,
+        num_ranks=config.placement.trainer_ranks,
+        max_tokens_per_micro_batch=config.backend.trainer.max_tokens_per_micro_batch,
+        packing=config.backend.trainer.packing,
+        policy_version=policy_version,
+        skip_zero_advantage=skip_zero_advantage,
+    )
+
+
+def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any], *, total_steps: int) -> Progress:
+    """Where the run continues. Weights that were trained and not published become a version of their own."""
+    saved, now = checkpoint.state["task_fingerprint"], facts["task_fingerprint"]
+    if saved != now:
+        raise ConfigError(
+            f"the training data is not what {checkpoint.folder} was trained on (fingerprint {now}, then {saved}): "
+            "groups could be trained twice or skipped. Restore the data, or start a new run from an export."
+        )
+    progress = Progress(**checkpoint.state["progress"])
+    if progress.step >= total_steps:
+        raise ConfigError(
+            f"the run is finished: {progress.step} of {total_steps} steps are done. To train on, give more: steps=N."
+        )
+    if progress.unpublished_steps:
+        progress.policy_version += 1
+        progress.unpublished_steps = 0
+    return progress

@@ -1,0 +1,216 @@
+"""Runs one run folder to its end: what `rl`, a resumed run and every child of a sweep come down to. No Hydra here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl.config.load import load_run_yaml, to_plain
+from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
+from rl.provenance import mask_secrets, write_provenance
+from rl.run_folder import Checkpoint, Checkpoints, locked
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> int:
+    """Trains or evaluates in `run_folder`, from its newest checkpoint if it has one. Returns the exit code.
+
+    `overrides` are the words that the person gave, for provenance.
+    """
+    with locked(run_folder):
+        _configure_logging(run_folder)
+        _configure_libraries(config)
+        try:
+            return _evaluate(config, run_folder) if config.mode is Mode.eval else _train(config, run_folder, overrides)
+        except ConfigError:
+            raise
+        except KeyboardInterrupt:
+            print("\nstopped before the first step", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, say it in one line and keep the rest
+            return _report_crash(error, run_folder)
+
+
+def _train(config: RunConfig, run_folder: Path, overrides: Sequence[str]) -> int:
+    from rl.assemble import assemble, prepare_policy
+
+    print(f"run folder: {run_folder}", flush=True)
+    checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
+    if checkpoint is not None:
+        print(_resume_line(checkpoint), flush=True)
+    plain = to_plain(config)
+    policy = prepare_policy(config, run_folder)
+    facts = write_provenance(
+        run_folder,
+        overrides=overrides,
+        config_plain=plain,
+        extra={"model_folder": str(policy.folder), "task_fingerprint": policy.task.fingerprint()},
+    )
+    run_config = mask_secrets({**plain, "provenance": facts})
+    return asyncio.run(
+        _fit(
+            lambda: assemble(config, run_folder, policy=policy, checkpoint=checkpoint, run_config=run_config),
+            run_folder,
+        )
+    )
+
+
+async def _fit(assemble: Callable[[], Any], run_folder: Path) -> int:
+    from rl.loop import Run, fit
+
+    run: Run = assemble()
+    _stop_on_signals(run.stop)
+    failed = True
+    try:
+        await fit(run)
+        failed = run.progress.step < run.cadence.total_steps
+    finally:
+        # The table and the picture first: they need nothing of the engines, whose end may take a while.
+        try:
+            run.log.close(failed=failed)
+        finally:
+            await run.placement.close()
+    if not failed:
+        return 0
+    print(f"stopped after step {run.progress.step}. Continue: rl resume={run_folder}", flush=True)
+    return EXIT_INTERRUPTED
+
+
+def _evaluate(config: RunConfig, run_folder: Path) -> int:
+    """mode=eval: the model before training, on the task's evaluation sets; one line of eval.jsonl per set."""
+    from rl.assemble import build_evaluator, build_placement, prepare_policy
+
+    async def evaluate():
+        _, engine, placement = build_placement(config, policy, total_steps=1)
+        try:
+            await placement.start()
+            async with placement.training() as residency:
+                await residency.publish(0)
+            return await build_evaluator(config, policy.task, run_folder).evaluate(engine, step=0)
+        finally:
+            await placement.close()
+
+    policy = prepare_policy(config, run_folder)
+    if not policy.task.eval_sets():
+        raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
+    results = asyncio.run(evaluate())
+    from rl.evaluation.report import evaluation_rows, evaluation_table
+
+    rows = evaluation_rows(results)
+    (run_folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    evaluation_table(rows)
+    print(f"files: {run_folder}  (eval.jsonl, answers.jsonl)")
+    return 0
+
+
+def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int:
+    """Writes the newest checkpoint as a Hugging Face folder, by default `<run>/export/step-<n>`."""
+    from rl.assemble import build_trainer, prepare_policy
+
+    _configure_libraries(config)
+    checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
+    if checkpoint is None:
+        raise ConfigError(f"{run_folder} has no checkpoint yet. `rl resume={run_folder}` continues the run.")
+    folder = destination or run_folder / "export" / checkpoint.folder.name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty. Name another destination.")
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = prepare_policy(config, run_folder)
+
+    async def write() -> None:
+        trainer = build_trainer(config, policy.folder, total_steps=1)
+        try:
+            await trainer.start()
+            await trainer.load(checkpoint.trainer_folder)
+            await trainer.export(folder)
+        finally:
+            await trainer.close()
+
+    asyncio.run(write())
+    print(f"exported step {checkpoint.step} to {folder}")
+    return 0
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """Ctrl-C or SIGTERM ends the run at the next step boundary, with a checkpoint; a second one ends it at once."""
+
+    def on_signal() -> None:
+        if stop.is_set():
+            print("\nstopped at once; the last complete checkpoint counts", file=sys.stderr, flush=True)
+            os._exit(EXIT_INTERRUPTED)
+        print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _resume_line(checkpoint: Checkpoint) -> str:
+    stream = checkpoint.state["stream"]
+    dropped = sum(stream["dropped"].values())
+    again = len(stream["in_flight"])
+    return (
+        f"continuing from step {checkpoint.step}: of the first {stream['next_index']:,} groups {stream['trained']:,} "
+        f"are trained, {dropped:,} dropped and {again:,} start again"
+    )
+
+
+def _report_crash(error: Exception, run_folder: Path) -> int:
+    """One line for the terminal, the whole traceback for the folder, nothing secret in either."""
+    text = mask_secrets("".join(traceback.format_exception(error)))
+    path = run_folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    path.write_text(text, encoding="utf-8")
+    log.error("the run failed:\n%s", text)
+    print(f"\nrl: the run failed: {type(error).__name__}: {mask_secrets(str(error))}", file=sys.stderr)
+    print(f"    traceback: {path}\n    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
+    return EXIT_FAILED
+
+
+def _configure_logging(run_folder: Path) -> None:
+    """Everything to run.log, warnings to the terminal."""
+    file = logging.FileHandler(run_folder / "run.log", encoding="utf-8")
+    terminal = logging.StreamHandler()
+    terminal.setLevel(logging.WARNING)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.handlers = [file, terminal]
+    root.setLevel(logging.INFO)
+
+
+def _configure_libraries(config: RunConfig) -> None:
+    """Before torch is imported: quiet libraries, and on a CPU as many threads as leave the other processes theirs."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if config.hardware.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        num_processes = 2 if isinstance(config.placement, FullyAsyncConfig) else 1
+        num_cores = len(os.sched_getaffinity(0))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, num_cores // num_processes))
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m rl.driver RUN_FOLDER [OVERRIDE ...]`: a folder with a checked run.yaml, and the words it came from."""
+    run_folder = Path(arguments[0])
+    return drive(load_run_yaml(run_folder / "run.yaml"), run_folder, overrides=arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

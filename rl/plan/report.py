@@ -1,0 +1,84 @@
+"""`mode=plan`: what a run will do and where, in a second, without torch and without a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rl.config.build import target_class
+from rl.config.check import check_data, missing_packages
+from rl.config.schema import RunConfig
+
+NODES = ("model", "algorithm", "backend.trainer", "backend.rollout", "placement", "task", "logger")
+
+
+def print_plan(config: RunConfig) -> None:
+    """Parts, devices, work per step. Raises ConfigError where a part's own check refuses."""
+    lines = [f"plan of {config.experiment or 'the defaults'} (starts nothing)", ""]
+    for title, body in (
+        ("parts", _parts(config)),
+        ("devices", _devices(config)),
+        ("work", _work(config)),
+    ):
+        lines += [title, *(f"  {line}" for line in body), ""]
+    print("\n".join(lines).rstrip())
+
+
+def _parts(config: RunConfig) -> list[str]:
+    lines = []
+    for name in NODES:
+        node: Any = config
+        for part in name.split("."):
+            node = getattr(node, part)
+        lines.append(f"{name:<16} {node._target_}")
+    lines.append(_model_line(config))
+    lines += [f"missing: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
+    return lines
+
+
+def _model_line(config: RunConfig) -> str:
+    shape = target_class(config.model._target_).shape(config.model)
+    num_params = config.model.num_params if shape is None else shape.num_params
+    size = "size unknown" if num_params is None else f"{num_params:,} parameters"
+    if shape is None:
+        return f"policy {config.model.path}: {size}; its config.json is not here, so no shape"
+    return (
+        f"policy {config.model.path}: {size}, {shape.layers} layers, hidden {shape.hidden}, {shape.heads} query and "
+        f"{shape.kv_heads} key-value heads of {shape.head_dim}, vocabulary {shape.vocab:,}"
+    )
+
+
+def _devices(config: RunConfig) -> list[str]:
+    hardware, placement = config.hardware, config.placement
+    roles = target_class(placement._target_).gpu_map(placement, engine_gpus=config.backend.rollout.num_gpus)
+    if hardware.device == "cpu":
+        return [f"{hardware.name}: all on the host's CPU ({', '.join(role for device in roles for role in device)})"]
+    num_gpus = hardware.nodes * hardware.gpus_per_node
+    lines = [f"{hardware.name}: {num_gpus} GPU(s) of {hardware.memory_gib:g} GiB on {hardware.nodes} node(s)"]
+    for gpu in range(num_gpus):
+        node, local = divmod(gpu, hardware.gpus_per_node)
+        held = ", ".join(roles[gpu]) if gpu < len(roles) else "idle"
+        lines.append(f"node {node} GPU {local}: {held}")
+    return lines
+
+
+def _work(config: RunConfig) -> list[str]:
+    algorithm, sampling = config.algorithm, config.task.sampling
+    rollouts = algorithm.prompts_per_step * algorithm.group_size
+    num_prompts = check_data(config)
+    if config.steps is not None or num_prompts is not None:
+        num_steps = config.num_steps(num_prompts or 0)
+        passes = "" if not num_prompts else f" ({num_steps * algorithm.prompts_per_step / num_prompts:.2f} epochs)"
+        steps = f"{num_steps:,} steps{passes}"
+    else:
+        steps = f"{config.task.epochs} epoch(s); how many steps is known once the data is loaded"
+    updates = config.algorithm.updates_per_step
+    most = config.task.max_prompt_tokens + sampling.max_new_tokens
+    return [
+        steps,
+        f"per step: {algorithm.prompts_per_step:,} prompts x {algorithm.group_size} = {rollouts:,} rollouts of at most "
+        f"{sampling.max_new_tokens:,} new tokens; {updates} update(s)",
+        f"per sequence: at most {most:,} tokens; {math.ceil(rollouts * most / updates):,} per update at most",
+        f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted, "
+        f"window {config.window:,}: staleness at most {config.staleness_bound}",
+    ]
