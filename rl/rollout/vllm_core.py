@@ -12,11 +12,11 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
 
@@ -38,6 +38,9 @@ from rl.types import Prompt, Sampling
 
 __all__ = ["Core", "EngineDeadError", "RequestOutput", "block_interrupts", "start_core"]
 
+T = TypeVar("T")
+
+LOG_LINES_SHOWN = 10
 WORKER_EXTENSION = "rl.rollout.vllm_worker.WeightReceiver"
 
 _WRITTEN_BY_VLLM = (
@@ -87,13 +90,16 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
         if config.tensor_parallel == 1:
             # The worker lives in the core process. On CPU vLLM sets "mp": one more process, 15 s of imports more.
             vllm_config.parallel_config.distributed_executor_backend = "uni"
-        engine = LLMEngine(
-            vllm_config=vllm_config,
-            executor_class=Executor.get_class(vllm_config),
-            log_stats=False,
-            usage_context=UsageContext.LLM_CLASS,
-            multiprocess_mode=True,
-        )
+        try:
+            engine = LLMEngine(
+                vllm_config=vllm_config,
+                executor_class=Executor.get_class(vllm_config),
+                log_stats=False,
+                usage_context=UsageContext.LLM_CLASS,
+                multiprocess_mode=True,
+            )
+        except RuntimeError as error:  # "see root cause above", which is in the log
+            raise EngineError(f"vLLM did not start: {error} {_last_lines(log_file)}") from error
     core = Core(engine, log_file=log_file)
     core.rpc("rl_attach")
     return core
@@ -208,25 +214,32 @@ class Core:
 
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker. Raises `EngineError` with the worker's own message if one raises."""
+        return self._ask(method, lambda: self._engine.collective_rpc(method, args=args))
+
+    def _ask(self, name: str, call: Callable[[], T]) -> T:
         try:
-            return self._engine.collective_rpc(method, args=args)
+            return call()
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM reports whatever a worker raised as a bare Exception
-            raise EngineError(f"{method} failed in vLLM's worker: {error}") from error
+        except Exception as error:  # vLLM reports whatever its core raised as a bare Exception
+            raise EngineError(f"{name} failed in vLLM's core: {error}") from error
 
     def drop_caches(self) -> None:
         """Forgets keys, values and image embeddings that older weights computed."""
-        if not self._engine.reset_prefix_cache():
+        if not self._ask("reset_prefix_cache", self._engine.reset_prefix_cache):
             raise EngineError("vLLM did not reset its prefix cache: some request still holds blocks of it.")
-        self._engine.reset_mm_cache()
+        self._ask("reset_mm_cache", self._engine.reset_mm_cache)
 
     def sleep(self) -> None:
-        """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before use."""
-        self._engine.sleep(level=2)
+        """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before use.
+
+        vLLM keeps the model's buffers, such as rotary tables, on the host meanwhile.
+        """
+        self._ask("sleep", lambda: self._engine.sleep(level=2))
 
     def wake(self, tag: str) -> None:
-        self._engine.wake_up([tag])
+        """`weights` or `kv_cache`; vLLM schedules requests again when both are awake."""
+        self._ask(f"wake_up of {tag}", lambda: self._engine.wake_up([tag]))
 
     def wait_for_death(self) -> None:
         """Returns when a process of the engine has ended, for whatever reason. May be called in any thread."""
@@ -238,8 +251,7 @@ class Core:
         while any(process.exitcode is None for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)  # another thread of vLLM's may be the one that reaps it
         ends = [f"process {process.pid} {_describe_exit(process.exitcode)}" for process in self._processes]
-        lines = self._log_file.read_text().splitlines()[-10:] if self._log_file.exists() else []
-        return f"{', '.join(ends)}. Last lines of {self._log_file}:\n" + "\n".join(f"  {line}" for line in lines)
+        return f"{', '.join(ends)}. {_last_lines(self._log_file)}"
 
     def unblock(self) -> None:
         """Frees the driving thread if it waits for an answer of the dead core, which vLLM itself leaves waiting."""
@@ -260,6 +272,11 @@ class Core:
         for process in self._processes:
             if process.is_alive():
                 process.kill()
+
+
+def _last_lines(log_file: Path) -> str:
+    lines = log_file.read_text().splitlines()[-LOG_LINES_SHOWN:] if log_file.exists() else []
+    return f"Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _describe_exit(exit_code: int | None) -> str:

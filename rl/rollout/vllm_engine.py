@@ -62,6 +62,7 @@ class VLLMEngine:
         self._device = device
         self._lifecycle = Lifecycle("vLLM")
         self._version = -1
+        self._starting: Future[Core] | None = None
         self._death: EngineError | None = None
         self._ids = itertools.count()
         self._active: set[_Ticket] = set()
@@ -77,7 +78,10 @@ class VLLMEngine:
         self._lifecycle.check("start")
         self._loop = asyncio.get_running_loop()
         self._log_folder = Path(tempfile.mkdtemp(prefix="rl-vllm-"))
-        self._core = await self._loop.run_in_executor(self._thread, self._start_core)
+        self._starting = self._thread.submit(self._start_core)
+        self._core = await asyncio.wrap_future(self._starting)
+        if self._lifecycle.phase is Phase.CLOSED:
+            raise EngineError("the vLLM engine was closed while it started.")
         threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
         self._lifecycle.phase = Phase.AWAKE
 
@@ -250,10 +254,10 @@ class VLLMEngine:
         self._check("sleep")
         if self._active:
             raise EngineError(f"sleep while {len(self._active)} calls of generate are running.")
+        self._lifecycle.phase = Phase.ASLEEP  # also where this fails: its memory may be gone
         if self.capabilities.frees_memory_asleep:
             self._lifecycle.unfit_reason = "its weights were dropped when it slept"
             await self._call(self._sleep_and_measure)
-        self._lifecycle.phase = Phase.ASLEEP
 
     def _sleep_and_measure(self) -> None:
         """Believes the device, not the framework: on some ROCm versions sleep returns and the memory stays taken."""
@@ -291,10 +295,9 @@ class VLLMEngine:
         """Ends the core's processes and fails whatever still waits. May be called twice, and after a death."""
         if self._lifecycle.phase is Phase.CLOSED:
             return
-        was_started = self._lifecycle.phase is not Phase.NEW
         self._lifecycle.phase = Phase.CLOSED
         self._fail_waiters(EngineError("the vLLM engine was closed."))
-        if was_started:
+        if await self._has_core():
             closing = asyncio.wrap_future(self._thread.submit(self._core.close))
             await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
             if not closing.done():
@@ -304,6 +307,17 @@ class VLLMEngine:
             if self._death is None:
                 shutil.rmtree(self._log_folder)
         self._thread.shutdown(wait=False)
+
+    async def _has_core(self) -> bool:
+        """Waits for a start that was cancelled: nobody else would end the process that it makes."""
+        if self._starting is None:
+            return False
+        starting = asyncio.wrap_future(self._starting)
+        await asyncio.wait({starting})
+        if starting.cancelled() or starting.exception() is not None:
+            return False
+        self._core = starting.result()
+        return True
 
     def _watch(self) -> None:
         self._core.wait_for_death()
@@ -397,7 +411,7 @@ class _UpdateSession:
             return
         self._is_open = False
         try:
-            if self._engine._death is None:
+            if self._engine._death is None and self._engine._lifecycle.phase is not Phase.CLOSED:
                 await self._engine._call(lambda: self._engine._core.rpc("rl_abort_update"))
         finally:
             self._engine._end_update("its last weight update did not complete")

@@ -111,7 +111,7 @@ class WeightReceiver:
         self.rl_version = version
 
     def rl_abort_update(self) -> None:
-        """Back to a model that another update can start from. Its weights are a mixture: the engine refuses requests."""
+        """Back to a model that another update can start from; its weights are a mixture, so the engine is unfit."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from rl.config.schema import Dtype, VLLMRolloutConfig
-from rl.protocols import EngineError, EngineUnfit, TensorSpec, UpdateManifest
+from rl.protocols import EngineError, EngineUnfit
 from rl.types import FinishReason, Prompt, Rollout, Sampling
+from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.tiny_models import write_tiny_qwen3
 
 pytestmark = pytest.mark.vllm
@@ -41,10 +42,10 @@ def models(folders: list[Path]) -> list[Any]:
     return [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
 
 
-def new_engine(folder: Path, *, max_num_seqs: int = 64) -> Any:
+def new_engine(folder: Path, *, cpu_cache_gib: int = 1) -> Any:
     from rl.rollout.vllm_engine import VLLMEngine
 
-    config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=max_num_seqs)
+    config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64, cpu_cache_gib=cpu_cache_gib)
     return VLLMEngine(config, model_folder=folder, device="cpu")
 
 
@@ -84,38 +85,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def weights_of(model: Any) -> list[tuple[str, Any]]:
-    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-
-
-def manifest_of(weights: list[tuple[str, Any]], version: int) -> UpdateManifest:
-    specs = tuple(TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in weights)
-    return UpdateManifest(version, specs)
-
-
-async def publish(engine: Any, model: Any, version: int, *, per_bucket: int = 5) -> None:
-    weights = weights_of(model)
-    update = await engine.open_update(manifest_of(weights, version))
-    for start in range(0, len(weights), per_bucket):
-        await update.send(weights[start : start + per_bucket])
-    await update.commit(version)
-
-
 async def sample(
     engine: Any, prompt: Prompt = PROMPT, *, n: int = 4, group_id: int = 0, sampling: Sampling = SAMPLING
 ) -> list[Rollout]:
-    rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=n, sampling=sampling)]
-    return sorted(rollouts, key=lambda rollout: rollout.index)
-
-
-def logprobs_of(model: Any, rollout: Rollout, temperature: float) -> np.ndarray:
-    import torch
-
-    ids = torch.tensor(rollout.token_ids[None].astype(np.int64))
-    with torch.no_grad():
-        table = torch.log_softmax(model(ids).logits[0, :-1] / temperature, -1)
-    values = table.gather(1, ids[0, 1:, None])[:, 0].numpy()
-    return np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
+    return await sample_group(engine, prompt, n=n, group_id=group_id, sampling=sampling)
 
 
 def test_an_engine_without_weights_refuses_to_sample(session: Session):
@@ -388,6 +361,31 @@ def test_the_cores_death_reaches_every_waiter_within_seconds(folders: list[Path]
                 await call
         await asyncio.wait_for(engine.close(), 10)
         assert not is_alive(process.pid)
+
+    asyncio.run(run())
+
+
+def test_a_core_that_cannot_start_says_why(folders: list[Path]):
+    async def run() -> None:
+        engine = new_engine(folders[0], cpu_cache_gib=100_000)
+        with pytest.raises(EngineError, match=r"vLLM did not start(.|\n)*less than requested memory"):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_closing_an_engine_whose_start_was_cancelled_leaves_no_core(folders: list[Path]):
+    async def run() -> None:
+        engine = new_engine(folders[0])
+        starting = asyncio.ensure_future(engine.start())
+        await asyncio.sleep(1)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await engine.close()
+        assert not any(is_alive(process.pid) for process in engine._core._processes)
+        assert not engine._log_folder.exists()
 
     asyncio.run(run())
 

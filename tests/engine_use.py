@@ -1,0 +1,48 @@
+"""How tests drive a rollout engine: publish a transformers model to it, sample, and compare log-probs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rl.protocols import RolloutEngine, TensorSpec, UpdateManifest
+from rl.types import Prompt, Rollout, Sampling
+
+
+def weights_of(model: Any) -> list[tuple[str, Any]]:
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+
+
+def manifest_of(weights: list[tuple[str, Any]], version: int) -> UpdateManifest:
+    specs = (
+        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in weights
+    )
+    return UpdateManifest(version, tuple(specs))
+
+
+async def publish(engine: RolloutEngine, model: Any, version: int, *, per_bucket: int = 5) -> None:
+    weights = weights_of(model)
+    update = await engine.open_update(manifest_of(weights, version))
+    for start in range(0, len(weights), per_bucket):
+        await update.send(weights[start : start + per_bucket])
+    await update.commit(version)
+
+
+async def sample_group(
+    engine: RolloutEngine, prompt: Prompt, *, n: int, group_id: int, sampling: Sampling
+) -> list[Rollout]:
+    """In order of their index."""
+    rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=n, sampling=sampling)]
+    return sorted(rollouts, key=lambda rollout: rollout.index)
+
+
+def logprobs_of(model: Any, rollout: Rollout, temperature: float) -> np.ndarray:
+    """[L], the model's own, 0 where nothing was sampled."""
+    import torch
+
+    ids = torch.tensor(rollout.token_ids[None].astype(np.int64), device=model.device)
+    with torch.no_grad():
+        table = torch.log_softmax(model(ids).logits[0, :-1].float() / temperature, -1)
+    values = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+    return np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
