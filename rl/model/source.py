@@ -21,6 +21,8 @@ CHAT_TEMPLATES = ("plain",)
 """Values of model.chat_template."""
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Files taken from a hub: no code, no pickles."""
+OLD_ROPE_KEYS = ("rope_theta", "rope_scaling")
+"""Older config.json files hold these at the top level; the config class folds them into `rope_parameters`."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -159,15 +161,16 @@ def _check_overrides(original: Mapping[str, Any], values: Mapping[str, Any], ove
         default = AutoConfig.for_model(model_type)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ConfigError(f"model.hf_overrides={dict(overrides)}: {type(error).__name__}: {error}") from error
-    known = default.to_dict()
+    legacy = dict.fromkeys(OLD_ROPE_KEYS) if hasattr(config, "rope_parameters") else {}
+    for key in OLD_ROPE_KEYS:
+        if key in overrides and "rope_parameters" in original:
+            raise ConfigError(
+                f"model.hf_overrides.{key}: this model keeps it in rope_parameters, which would win over it. Write "
+                f"model.hf_overrides.rope_parameters.{key if key == 'rope_theta' else '...'}=..."
+            )
     _refuse_unknown(
-        overrides, [original, known, default.attribute_map, _legacy_keys(config)], prefix="model.hf_overrides"
+        overrides, [original, default.to_dict(), default.attribute_map, legacy], prefix="model.hf_overrides"
     )
-
-
-def _legacy_keys(config: Any) -> dict[str, Any]:
-    """Rope keys that older config.json files hold at the top level; the class folds them into one mapping."""
-    return dict.fromkeys(("rope_theta", "rope_scaling")) if hasattr(config, "rope_parameters") else {}
 
 
 def _refuse_unknown(overrides: Mapping[str, Any], known: list[Mapping[str, Any]], *, prefix: str) -> None:
