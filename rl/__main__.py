@@ -22,7 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if words and words[0] == "export":
+    if not words or words[0] in ("-h", "--help", "help"):
+        from rl.help import help_text
+
+        print(help_text())
+        return 0 if words else EXIT_USAGE
+    if words[0] == "export":
         return _export(words[1:])
     if any(word.startswith("resume=") for word in words):
         return _resume(words)
@@ -122,7 +127,7 @@ def _export(words: list[str]) -> int:
 
 
 def _hydra(words: list[str]) -> int:
-    """Hydra's own flags: --help, --cfg, --info, completion. They show; they run nothing."""
+    """Hydra's own flags: --cfg, --info, --hydra-help, completion. They show; they run nothing."""
     import hydra
 
     from rl.config.compose import CONFIG_NAME, open_node_words

@@ -1,0 +1,50 @@
+"""`rl --help`: commands, config groups with their options, experiments, on one screen."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rl.config.register import GROUPS, experiment_files, option_names
+
+COMMANDS = """\
+Reinforcement-learning post-training of language models.
+
+  rl experiment=quickstart                        train, evaluate, draw the curve
+  rl experiment=NAME key=value ...                override any setting
+  rl experiment=NAME mode=plan                    what will run where; starts nothing
+  rl experiment=NAME mode=eval                    evaluate the policy before training
+  rl -m experiment=NAME seed=1,2 key=a,b          one child run per point of the grid
+  rl resume=FOLDER [steps=N] [logger=NAME]        continue a run from its last complete checkpoint
+  rl export FOLDER [DESTINATION]                  newest checkpoint as a Hugging Face folder
+  rl experiment=NAME --cfg job --resolve          the exact config; one part: -p algorithm
+  rl experiment=NAME --info defaults-tree         where each part comes from
+  eval "$(rl -sc install=bash)"                   TAB completion
+
+Top-level keys: experiment, mode (train, eval, plan), seed, steps (stop after so many), output_dir, clean.
+"""
+
+
+def help_text() -> str:
+    groups = [*GROUPS]
+    groups.insert(groups.index("backend/trainer"), "backend")
+    lines = ["Groups (group=option):"]
+    lines += [_entry(group, option_names(group)) for group in groups]
+    lines += ["", "Experiments (experiment=NAME):"]
+    lines += [f"  {name:<18}{_headline(name)}" for name in experiment_files()]
+    return COMMANDS + "\n" + "\n".join(lines)
+
+
+def _entry(group: str, options: list[str]) -> str:
+    return textwrap.fill(
+        ", ".join(options),
+        width=100,
+        initial_indent=f"  {group:<18}",
+        subsequent_indent=" " * 20,
+        break_on_hyphens=False,
+    )
+
+
+def _headline(name: str) -> str:
+    """The second comment line of an experiment file says what it is."""
+    comments = [line for line in experiment_files()[name].read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    return comments[1].lstrip("# ").partition("   ")[0] if len(comments) > 1 else ""
