@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def uniforms(seeds: NDArray[np.uint64], step: int) -> NDArray[np.float64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)) * 2.0**-53
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def truncated(logprobs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ class _Rows:
 class Decoder:
     """Left-pads prompts of different lengths. `eos_ids` end an answer."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, eos_ids: Sequence[int], device: torch.device) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, eos_ids: Collection[int], device: torch.device) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
@@ -223,7 +223,7 @@ class Decoder:
         last = rows.token_ids[rows.running, length - 1]
         is_stopped = rows.is_live & np.isin(last, self._eos_ids)
         for at in (rows.is_live & ~is_stopped).nonzero()[0] if rows.has_stops else ():
-            is_stopped[at] = self._ends_with_stop(rows, rows.running[at], length)
+            is_stopped[at] = self._ends_with_stop(rows, int(rows.running[at]), length)
         is_finished = rows.is_live & (is_stopped | (rows.limits[rows.running] <= length))
         rows.is_live &= ~is_finished
         rows.drop_cancelled()

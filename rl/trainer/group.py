@@ -13,6 +13,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
+from rl.placement.ray_runtime import ensure_ray
 from rl.protocols import Bucket, TrainerRank, UpdateManifest
 from rl.types import StepStats, TrainBatch
 
@@ -184,8 +185,7 @@ class _Actors:
     async def start(self) -> None:
         import ray
 
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False)
+        ensure_ray()
         resource = "CPU" if self._device == "cpu" else "GPU"
         available = ray.cluster_resources().get(resource, 0)
         if available < self._num_ranks:

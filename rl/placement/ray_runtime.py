@@ -1,0 +1,74 @@
+"""One Ray for every actor of a run: the user's if there is one, else a small local one that ends with the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+OBJECT_STORE_BYTES = 2 * 2**30
+"""At most. It holds a few buckets of weights and the rollouts on their way, and is mapped as it fills."""
+
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class _Runtime:
+    started_here = False
+
+
+def ensure_ray() -> None:
+    """Connects to the Ray at RAY_ADDRESS, or starts one on the loopback interface. Nothing if Ray is connected."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # An actor that asks Ray for no GPU sees those that its own environment names.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        ray.init(
+            address="local",
+            num_cpus=os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=min(OBJECT_STORE_BYTES, memory // 8),
+            _node_ip_address="127.0.0.1",
+        )
+    _Runtime.started_here = True
+
+
+def shutdown_ray() -> None:
+    """Ends, or leaves, the Ray that `ensure_ray` started or joined; one that was there before stays."""
+    import ray
+
+    if _Runtime.started_here:
+        _Runtime.started_here = False
+        ray.shutdown()
+
+
+def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
+    """Environment of an actor's process. A value that the user has set wins, but not over which devices it sees.
+
+    On a CPU an actor has one thread unless either says otherwise.
+    """
+    own = {"OMP_NUM_THREADS": "1"} | env if device == "cpu" else env
+    return {name: value if name in DEVICE_VARIABLES else os.environ.get(name, value) for name, value in own.items()}
+
+
+def own_log() -> str | None:
+    """File that this process writes its errors to, if it is one."""
+    link = Path("/proc/self/fd/2")
+    target = os.readlink(link) if link.exists() else ""
+    return target if os.path.isfile(target) else None
+
+
+def last_lines(log: str | None, count: int = 20) -> str:
+    """The end of an actor's log, for the message about its death; empty where the file is not on this machine."""
+    if log is None or not os.path.isfile(log):
+        return ""
+    lines = Path(log).read_text(errors="replace").splitlines()[-count:]
+    return "\n".join([f"last lines of {log}:", *(f"  {line}" for line in lines)])

@@ -1,0 +1,394 @@
+"""Any rollout engine in a process of its own: a Ray actor that hosts it, and the driver's handle.
+
+Calls of `generate` that are made together go in one message, in their order, and results come back in bulk from a
+standing request for whatever has finished: a message costs a millisecond, and a step has a thousand rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.config.build import build
+from rl.config.schema import ConfigError, RolloutConfig
+from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, own_log
+from rl.protocols import Bucket, EngineCapabilities, EngineError, RolloutEngine, UpdateManifest, UpdateSession
+from rl.types import Prompt, Rollout, Sampling
+
+START_TIMEOUT_S = 600.0
+CLOSE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    call_id: int
+    prompt: Prompt
+    group_id: int
+    n: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    node_id: str
+    pid: int
+    log: str | None
+
+
+_Results = list[tuple[int, Rollout | EngineError]]
+"""By `_Call.call_id`."""
+
+_PackedBucket = list[tuple[str, str, tuple[int, ...], Any]]
+"""(name, dtype, shape, bytes as numpy), which Ray moves through shared memory."""
+
+
+class _EngineHost:
+    """The body of the actor. Errors that callers know travel as values: Ray would wrap them in its own."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        os.environ.update(env)  # Ray may have hidden devices from an actor that asked for none
+        self._results: _Results = []
+        self._has_results = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._engine: RolloutEngine | None = None
+        self._session: UpdateSession | None = None
+
+    @property
+    def _started(self) -> RolloutEngine:
+        assert self._engine is not None, "the engine was not started"
+        return self._engine
+
+    async def where(self) -> _Place:
+        import ray
+
+        return _Place(ray.get_runtime_context().get_node_id(), os.getpid(), own_log())
+
+    async def start(self, config: RolloutConfig, model_folder: str, device: str) -> EngineCapabilities | Exception:
+        async def start() -> EngineCapabilities:
+            engine: RolloutEngine = build(config, model_folder=Path(model_folder), device=device)
+            self._engine = engine
+            await engine.start()
+            return engine.capabilities
+
+        return await _known_error_as_value(start())
+
+    async def submit(self, calls: list[_Call]) -> None:
+        for call in calls:
+            task = self._tasks[call.call_id] = asyncio.create_task(self._generate(call))
+            task.add_done_callback(functools.partial(self._end, call))
+
+    async def _generate(self, call: _Call) -> None:
+        samples = self._started.generate(call.prompt, group_id=call.group_id, n=call.n, sampling=call.sampling)
+        async for rollout in samples:
+            self._put(call, rollout)
+
+    def _end(self, call: _Call, task: asyncio.Task[None]) -> None:
+        del self._tasks[call.call_id]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._put(call, _as_engine_error(error))
+
+    def _put(self, call: _Call, result: Rollout | EngineError) -> None:
+        self._results.append((call.call_id, result))
+        self._has_results.set()
+
+    async def cancel(self, call_ids: list[int]) -> None:
+        for call_id in call_ids:
+            if call_id in self._tasks:
+                self._tasks[call_id].cancel()
+
+    async def poll(self) -> _Results:
+        """Whatever has come since the last time; waits until there is something."""
+        await self._has_results.wait()
+        self._has_results.clear()
+        results, self._results = self._results, []
+        return results
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await _known_error_as_value(getattr(self._started, method)(*arguments))
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def open_update(self, manifest: UpdateManifest) -> Any:
+        async def open_update() -> None:
+            self._session = await self._started.open_update(manifest)
+
+        return await _known_error_as_value(open_update())
+
+    async def update(self, method: str, *arguments: Any) -> Any:
+        assert self._session is not None, "no update is open"
+        return await _known_error_as_value(getattr(self._session, method)(*arguments))
+
+    async def send(self, packed: _PackedBucket) -> Any:
+        return await self.update("send", _unpacked(packed))
+
+
+def _as_engine_error(error: BaseException) -> EngineError:
+    return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+
+
+async def _known_error_as_value(work: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await work
+    except (EngineError, ConfigError) as error:
+        return error
+
+
+class RemoteEngine:
+    """Implements `protocols.RolloutEngine` for the engine that `config` names. `capabilities` are known once started.
+
+    `env` is the environment of its process, CUDA_VISIBLE_DEVICES included: Ray gives it no device. A value that the
+    user has set already wins.
+    """
+
+    capabilities: EngineCapabilities
+
+    def __init__(
+        self, config: RolloutConfig, *, model_folder: Path | str, device: str, env: dict[str, str] | None = None
+    ) -> None:
+        self._config = config
+        self._model_folder = Path(model_folder)
+        self._device = device
+        self._env = env or {}
+        self._actor: Any = None
+        self._place: _Place | None = None
+        self._death: EngineError | None = None
+        self._is_closed = False
+        self._ids = itertools.count()
+        self._waiting: dict[int, asyncio.Queue[Rollout | EngineError]] = {}
+        self._outbox: list[_Call] = []
+        self._has_outgoing = asyncio.Event()
+        self._is_flushed = asyncio.Event()
+        self._is_flushed.set()
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        import ray
+
+        ensure_ray()
+        env = actor_env(self._env, device=self._device)
+        actor_class = ray.remote(_EngineHost).options(
+            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": env}
+        )
+        self._actor = actor_class.remote(env)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                self._place = await self._ask("start", self._actor.where.remote())
+                start = self._actor.start.remote(self._config, str(self._model_folder.resolve()), self._device)
+                self.capabilities = await self._ask("start", start)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise EngineError(f"the rollout engine did not start in {START_TIMEOUT_S:.0f} s.") from error
+            raise
+        self._loops = [asyncio.create_task(self._send_calls()), asyncio.create_task(self._receive_results())]
+        for loop in self._loops:
+            loop.add_done_callback(self._loop_ended)
+
+    # Requests.
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        self._check_running()
+        call = _Call(next(self._ids), prompt, group_id, n, sampling)
+        results = self._waiting[call.call_id] = asyncio.Queue()
+        self._outbox.append(call)
+        self._is_flushed.clear()
+        self._has_outgoing.set()
+        num_left = n
+        try:
+            while num_left > 0:
+                result = await results.get()
+                if isinstance(result, EngineError):
+                    num_left = 0
+                    raise result
+                num_left -= 1
+                yield result
+        finally:
+            del self._waiting[call.call_id]
+            if num_left > 0:
+                self._cancel(call)
+
+    def _cancel(self, call: _Call) -> None:
+        if call in self._outbox:
+            self._outbox.remove(call)
+        elif self._death is None and not self._is_closed:
+            self._actor.cancel.remote([call.call_id])
+
+    async def _send_calls(self) -> None:
+        """One message for all calls of a turn of the event loop, and the next only when it has arrived."""
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            calls, self._outbox = self._outbox, []
+            if calls:
+                await self._ask("generate", self._actor.submit.remote(calls))
+            if not self._outbox:
+                self._is_flushed.set()
+
+    async def _receive_results(self) -> None:
+        while True:
+            for call_id, result in await self._ask("generate", self._actor.poll.remote()):
+                if call_id in self._waiting:
+                    self._waiting[call_id].put_nowait(result)
+
+    def _loop_ended(self, loop: asyncio.Task[None]) -> None:
+        if not loop.cancelled() and (error := loop.exception()) is not None:
+            self._fail(_as_engine_error(error))
+
+    # Everything else.
+
+    async def policy_version(self) -> int:
+        return await self._call("policy_version")
+
+    async def open_update(self, manifest: UpdateManifest) -> UpdateSession:
+        """As the hosted engine does: calls of `generate` made before it finish on the old weights."""
+        self._check_running()
+        await self._is_flushed.wait()
+        self._check_running()
+        await self._ask("open_update", self._actor.open_update.remote(manifest))
+        return _RemoteSession(self)
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake_weights(self) -> None:
+        await self._call("wake_weights")
+
+    async def wake(self) -> None:
+        await self._call("wake")
+
+    async def close(self) -> None:
+        """Closes the engine and ends its process. May be called twice, and after a death."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._fail(EngineError("the rollout engine was closed."))
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._actor is None:
+            return
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._actor.close.remote()
+        except (RayError, TimeoutError):
+            pass  # dead, hanging or never started: killed below
+        ray.kill(self._actor)
+        self._actor = None
+        if self._place is not None and self._place.node_id == ray.get_runtime_context().get_node_id():
+            await asyncio.to_thread(_wait_for_end, self._place.pid)
+
+    async def _call(self, method: str) -> Any:
+        self._check_running()
+        await self._is_flushed.wait()
+        return await self._ask(method, self._actor.call.remote(method))
+
+    async def _ask(self, what: str, reference: Any) -> Any:
+        """The actor's answer; an error that it returns is raised as itself."""
+        from ray.exceptions import RayActorError, RayError
+
+        try:
+            result = await reference
+        except RayActorError as error:
+            if self._death is None:
+                self._fail(EngineError(self._obituary(what, error)))
+            assert self._death is not None
+            raise self._death from error
+        except RayError as error:
+            raise EngineError(f"the rollout engine failed in {what}: {error}") from error
+        if isinstance(result, EngineError | ConfigError):
+            raise result
+        return result
+
+    def _obituary(self, what: str, error: Exception) -> str:
+        place = self._place
+        process = "the rollout engine's process" if place is None else f"process {place.pid} of the rollout engine"
+        reason = next((line.strip() for line in str(error).splitlines() if "exit" in line.lower()), "")
+        log = "" if place is None else last_lines(place.log)
+        return "\n".join(line for line in (f"{process} died during {what}.", reason, log) if line)
+
+    def _fail(self, error: EngineError) -> None:
+        """Nothing will answer any more."""
+        if self._death is None:
+            self._death = error
+        for results in self._waiting.values():
+            results.put_nowait(error)
+        self._is_flushed.set()
+
+    def _check_running(self) -> None:
+        if self._death is not None:
+            raise self._death
+        if self._actor is None:
+            raise EngineError("the rollout engine is not started.")
+
+
+class _RemoteSession:
+    """One bucket at a time: the next leaves the trainer when the engine has taken the last."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    async def send(self, bucket: Bucket) -> None:
+        self._engine._check_running()
+        await self._engine._ask("send", self._engine._actor.send.remote(_packed(bucket)))
+
+    async def commit(self, version: int) -> None:
+        await self._update("commit", version)
+
+    async def abort(self) -> None:
+        """Nothing on an engine that is dead or closed: it holds no weights."""
+        if self._engine._death is None:
+            await self._update("abort")
+
+    async def _update(self, method: str, *arguments: Any) -> None:
+        self._engine._check_running()
+        await self._engine._ask(method, self._engine._actor.update.remote(method, *arguments))
+
+
+def _packed(bucket: Bucket) -> _PackedBucket:
+    """numpy knows no bfloat16, so the bytes travel."""
+    import torch
+
+    packed = []
+    for name, tensor in bucket:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        packed.append(
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy())
+        )
+    return packed
+
+
+def _unpacked(packed: _PackedBucket) -> Bucket:
+    """Copies: what Ray hands out is shared and read only, and an engine may keep or change what it is given."""
+    import torch
+
+    return [
+        (name, torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape))
+        for name, dtype, shape, array in packed
+    ]
+
+
+def _wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    while _is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,600 @@
+"""What every rollout engine does: in this process, in an actor of its own, and vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, LocalRolloutConfig, OptimizerConfig, VLLMRolloutConfig
+from rl.placement.ray_runtime import shutdown_ray
+from rl.protocols import EngineError, EngineUnfit, RolloutEngine, TensorSpec, UpdateManifest
+from rl.trainer.group import TrainerGroup
+from rl.types import FinishReason, Prompt, Rollout, Sampling
+from rl.weights.publish import publish_weights
+from tests.tiny_models import write_tiny_qwen3
+
+Weights = list[tuple[str, torch.Tensor]]
+
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+REMOTE = pytest.param("remote", marks=pytest.mark.slow)
+ENGINES = ["local", REMOTE, VLLM]
+
+ATOL = 1e-5
+VLLM_ATOL = 2e-5
+"""vLLM's CPU kernels add up in another order."""
+
+EOS = 1
+PROMPT = Prompt("test:0", (), np.arange(2, 12, dtype=np.int32), "", "test")
+SAMPLING = Sampling(temperature=0.7, max_new_tokens=12, seed=3)
+GREEDY = replace(SAMPLING, temperature=0.0)
+
+
+def prompt_of(length: int) -> Prompt:
+    return Prompt(f"test:{length}", (), (np.arange(length, dtype=np.int32) * 7 % 40) + 2, "", "test")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models with different weights."""
+    root = tmp_path_factory.mktemp("models")
+    # vLLM's CPU attention knows no head of 16.
+    return [write_tiny_qwen3(root / str(seed), seed=seed, head_dim=32) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def models(folders: list[Path]) -> list[Any]:
+    return [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
+
+
+def new_engine(kind: str, folder: Path) -> RolloutEngine:
+    if kind == "local":
+        from rl.rollout.local_engine import LocalEngine
+
+        return LocalEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu")
+    if kind == "remote":
+        from rl.rollout.remote import RemoteEngine
+
+        return RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu")
+    from rl.rollout.vllm_engine import VLLMEngine
+
+    return VLLMEngine(VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64), model_folder=folder, device="cpu")
+
+
+class Session:
+    """An engine and the event loop that it belongs to, over several tests."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.atol = VLLM_ATOL if kind == "vllm" else ATOL
+        self.engine = new_engine(kind, folder)
+        self.runner = asyncio.Runner()
+        self.run(self.engine.start())
+        self.version_at_start = self.run(self.engine.policy_version())
+        self.refusal_at_start = self.error_of(sample(self.engine))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        async def limited() -> Any:
+            return await asyncio.wait_for(work, 120)
+
+        return self.runner.run(limited())
+
+    def error_of(self, work: Coroutine[Any, Any, Any]) -> BaseException | None:
+        try:
+            self.run(work)
+        except EngineError as error:
+            return error
+        return None
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's own process."""
+        engine: Any = self.engine
+        return engine._core._processes[0].pid if self.kind == "vllm" else engine._place.pid
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self.run(self.engine.close())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_ends_with_the_module() -> Iterator[None]:
+    yield
+    shutdown_ray()
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Session]:
+    session = Session(request.param, folders[0])
+    yield session
+    pid = None if session.kind == "local" else session.pid
+    session.close()
+    assert pid is None or not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def weights_of(model: Any) -> Weights:
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+
+
+def manifest_of(weights: Weights, version: int) -> UpdateManifest:
+    return UpdateManifest(version, tuple(TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in weights))
+
+
+async def publish(engine: RolloutEngine, model: Any, version: int) -> None:
+    weights = weights_of(model)
+    update = await engine.open_update(manifest_of(weights, version))
+    for start in range(0, len(weights), 5):
+        await update.send(weights[start : start + 5])
+    await update.commit(version)
+
+
+async def sample(
+    engine: RolloutEngine, prompt: Prompt = PROMPT, *, n: int = 4, group_id: int = 0, sampling: Sampling = SAMPLING
+) -> list[Rollout]:
+    rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=n, sampling=sampling)]
+    return sorted(rollouts, key=lambda rollout: rollout.index)
+
+
+def reference_logprobs(model: Any, rollout: Rollout) -> np.ndarray:
+    """By one forward pass over the whole rollout, without a cache."""
+    ids = torch.tensor(rollout.token_ids[None].astype(np.int64))
+    with torch.no_grad():
+        table = torch.log_softmax(model(ids).logits[0, :-1] / (rollout.temperature or 1.0), -1)
+    values = table.gather(1, ids[0, 1:, None])[:, 0].numpy()
+    return np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
+
+
+def assert_samples_of(rollouts: list[Rollout], model: Any, *, atol: float) -> None:
+    for rollout in rollouts:
+        np.testing.assert_allclose(rollout.rollout_logprobs, reference_logprobs(model, rollout), atol=atol)
+
+
+def tokens(rollouts: list[Rollout]) -> list[list[int]]:
+    return [rollout.token_ids.tolist() for rollout in rollouts]
+
+
+# Before the first weights.
+
+
+def test_an_engine_without_weights_has_version_minus_one_and_refuses_to_sample(session: Session):
+    assert session.version_at_start == -1
+    assert isinstance(session.refusal_at_start, EngineUnfit)
+
+
+# Samples.
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_logprobs_are_the_models_at_the_sampling_temperature(session: Session, models: list[Any], temperature: float):
+    session.run(publish(session.engine, models[0], 0))
+    assert session.run(session.engine.policy_version()) == 0
+    rollouts = session.run(sample(session.engine, n=8, sampling=replace(SAMPLING, temperature=temperature)))
+    assert {rollout.temperature for rollout in rollouts} == {temperature}
+    assert_samples_of(rollouts, models[0], atol=session.atol)
+
+
+def test_a_group_is_complete_and_its_mask_is_true_exactly_on_the_response(session: Session, models: list[Any]):
+    session.run(publish(session.engine, models[0], 4))
+    rollouts = session.run(sample(session.engine, n=8, group_id=17))
+    assert [rollout.index for rollout in rollouts] == list(range(8))
+    length = len(PROMPT.token_ids)
+    for rollout in rollouts:
+        assert rollout.group_id == 17
+        assert (rollout.token_ids.dtype, rollout.rollout_logprobs.dtype) == (np.int32, np.float32)
+        np.testing.assert_array_equal(rollout.token_ids[:length], PROMPT.token_ids)
+        assert rollout.loss_mask.tolist() == [False] * length + [True] * (len(rollout.token_ids) - length)
+        assert (rollout.min_policy_version, rollout.max_policy_version) == (4, 4)
+        assert rollout.generation_s > 0
+    assert len({tuple(rollout.token_ids) for rollout in rollouts}) > 4
+
+
+def test_greedy_takes_the_most_likely_token_in_every_sample(session: Session, models: list[Any]):
+    session.run(publish(session.engine, models[0], 0))
+    rollouts = session.run(sample(session.engine, n=2, sampling=GREEDY))
+    for rollout in rollouts:
+        with torch.no_grad():
+            best = models[0](torch.tensor(rollout.token_ids[None].astype(np.int64))).logits[0].argmax(-1)[9:-1]
+        np.testing.assert_array_equal(rollout.token_ids[10:], best.numpy())
+
+
+def test_groups_of_different_lengths_and_samplings_run_together(session: Session, models: list[Any]):
+    async def together() -> list[list[Rollout]]:
+        cases = [(3, 1, SAMPLING), (40, 4, replace(SAMPLING, temperature=1.0)), (1, 3, GREEDY), (17, 2, SAMPLING)]
+        cases.append((100, 2, replace(SAMPLING, max_new_tokens=40)))
+        return await asyncio.gather(
+            *(
+                sample(session.engine, prompt_of(length), n=n, group_id=group_id, sampling=sampling)
+                for group_id, (length, n, sampling) in enumerate(cases)
+            )
+        )
+
+    session.run(publish(session.engine, models[0], 0))
+    groups = session.run(together())
+    assert [len(group) for group in groups] == [1, 4, 3, 2, 2]
+    for length, group in zip((3, 40, 1, 17, 100), groups, strict=True):
+        for rollout in group:
+            np.testing.assert_array_equal(rollout.token_ids[:length], prompt_of(length).token_ids)
+        assert_samples_of(group, models[0], atol=session.atol)
+
+
+def test_equal_seeds_and_an_identical_batch_give_equal_tokens(session: Session, models: list[Any]):
+    if not session.engine.capabilities.seeded:
+        pytest.skip("the engine promises nothing about seeds")
+
+    async def batch(seed: int) -> list[list[list[int]]]:
+        sampling = replace(SAMPLING, seed=seed)
+        groups = [sample(session.engine, prompt_of(5 + g), group_id=g, sampling=sampling) for g in range(6)]
+        return [tokens(group) for group in await asyncio.gather(*groups)]
+
+    session.run(publish(session.engine, models[0], 0))
+    first, again, other = (session.run(batch(seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_samples_are_distributed_as_the_model_says(session: Session, models: list[Any]):
+    """Chi-square over the next token of 4,000 samples; its 0.999 quantile by Wilson and Hilferty (1931)."""
+
+    async def first_tokens() -> Counter[int]:
+        sampling = Sampling(temperature=1.3, max_new_tokens=1, seed=11)
+        groups = [sample(session.engine, n=500, group_id=g, sampling=sampling) for g in range(8)]
+        return Counter(int(rollout.token_ids[-1]) for group in await asyncio.gather(*groups) for rollout in group)
+
+    session.run(publish(session.engine, models[0], 0))
+    observed = session.run(first_tokens())
+    with torch.no_grad():
+        logits = models[0](torch.tensor(PROMPT.token_ids[None].astype(np.int64))).logits[0, -1]
+    expected = 4000 * torch.softmax(logits / 1.3, -1).double().numpy()
+    counts = np.array([observed[token] for token in range(len(expected))])
+    assert counts.sum() == 4000
+    rare = expected < 5
+    expected = np.append(expected[~rare], expected[rare].sum())
+    counts = np.append(counts[~rare], counts[rare].sum())
+    freedom = len(expected) - 1
+    assert freedom > 10, "too few likely tokens for a meaningful test"
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
+
+
+def test_truncated_logprobs_are_renormalized_over_the_kept_tokens(session: Session, models: list[Any]):
+    async def first_tokens(sampling: Sampling) -> list[Rollout]:
+        return await sample(session.engine, n=200, sampling=sampling)
+
+    session.run(publish(session.engine, models[0], 0))
+    with torch.no_grad():
+        logits = models[0](torch.tensor(PROMPT.token_ids[None].astype(np.int64))).logits[0, -1]
+    probs = torch.softmax(logits / 1.5, -1).double().numpy()
+    order = np.argsort(-probs)
+    top_4 = {int(token): probs[token] / probs[order[:4]].sum() for token in order[:4]}
+    needed = int((np.cumsum(probs[order]) < 0.6).sum()) + 1
+    nucleus = {int(token): probs[token] / probs[order[:needed]].sum() for token in order[:needed]}
+    assert needed > 2
+    sampling = Sampling(temperature=1.5, max_new_tokens=1, seed=0)
+    for case, kept in [(replace(sampling, top_k=4), top_4), (replace(sampling, top_p=0.6), nucleus)]:
+        rollouts = session.run(first_tokens(case))
+        assert {int(rollout.token_ids[-1]) for rollout in rollouts} == set(kept)
+        for rollout in rollouts:
+            assert rollout.rollout_logprobs[-1] == pytest.approx(np.log(kept[int(rollout.token_ids[-1])]), abs=2e-5)
+
+
+# Ends of answers.
+
+
+def test_end_of_text_is_a_sampled_token_and_ends_the_answer(session: Session, models: list[Any]):
+    session.run(publish(session.engine, models[0], 0))
+    rollouts = session.run(sample(session.engine, n=16, sampling=Sampling(2.0, 100, 0)))
+    reasons = {rollout.finish_reason for rollout in rollouts}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    for rollout in rollouts:
+        answer = rollout.token_ids[10:]
+        assert "<eos>" not in rollout.text
+        assert EOS not in answer[:-1]
+        if rollout.finish_reason is FinishReason.STOP:
+            assert answer[-1] == EOS
+            assert rollout.loss_mask[-1]
+        else:
+            assert len(answer) == 100
+            assert rollout.is_truncated
+    assert_samples_of(rollouts, models[0], atol=session.atol)
+
+
+def test_a_stop_string_ends_the_answer_and_stays_in_it(session: Session, models: list[Any]):
+    session.run(publish(session.engine, models[0], 0))
+    plain = session.run(sample(session.engine, n=1))[0]
+    stop = plain.text[3:5]
+    (rollout,) = session.run(sample(session.engine, n=1, sampling=replace(SAMPLING, stop=("never so", stop))))
+    assert rollout.finish_reason is FinishReason.STOP
+    assert rollout.text.endswith(stop)
+    assert plain.text.startswith(rollout.text)
+    assert rollout.num_response_tokens == len(rollout.text)
+
+
+def test_leaving_generate_early_frees_the_engine(session: Session, models: list[Any]):
+    async def leave() -> float:
+        generation: Any = session.engine.generate(PROMPT, group_id=0, n=16, sampling=Sampling(2.0, 400, 0))
+        await anext(generation)
+        await generation.aclose()
+        started = time.monotonic()
+        await publish(session.engine, models[0], 31)
+        return time.monotonic() - started
+
+    async def run_to_the_end() -> float:
+        started = time.monotonic()
+        await sample(session.engine, n=16, sampling=Sampling(2.0, 400, 0))
+        return time.monotonic() - started
+
+    session.run(publish(session.engine, models[0], 30))
+    whole = session.run(run_to_the_end())
+    assert session.run(leave()) < whole / 2 + 0.5
+    assert len(session.run(sample(session.engine))) == 4
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_others_go_on(session: Session, models: list[Any]):
+    async def both() -> list[Rollout]:
+        outside = Prompt("test:1", (), np.array([2, 5000], dtype=np.int32), "", "test")
+        refused = [
+            sample(session.engine, outside),
+            sample(session.engine, prompt_of(300), sampling=Sampling(1.0, 213, 0)),
+        ]
+        *errors, rollouts = await asyncio.gather(*refused, sample(session.engine), return_exceptions=True)
+        assert all(isinstance(error, EngineError) and not isinstance(error, EngineUnfit) for error in errors)
+        assert isinstance(rollouts, list)
+        return rollouts
+
+    session.run(publish(session.engine, models[0], 0))
+    assert_samples_of(session.run(both()), models[0], atol=session.atol)
+
+
+# Weights.
+
+
+def test_new_weights_are_used_and_nothing_cached_of_the_old_ones(session: Session, models: list[Any]):
+    for version, model in enumerate([models[0], models[1], models[0]], start=10):
+        session.run(publish(session.engine, model, version))
+        assert session.run(session.engine.policy_version()) == version
+        rollouts = session.run(sample(session.engine, prompt_of(300)))
+        assert {rollout.min_policy_version for rollout in rollouts} == {version}
+        assert_samples_of(rollouts, model, atol=session.atol)
+
+
+def test_the_trainers_own_buckets_make_the_engine_the_trainers_policy(
+    session: Session, folders: list[Path], models: list[Any]
+):
+    async def publish_from_trainer() -> list[Rollout]:
+        trainer = TrainerGroup(
+            FSDPConfig(optimizer=OptimizerConfig(), compute_dtype=Dtype.float32),
+            model_folder=folders[1],
+            algorithm=GRPOConfig(prompts_per_step=4, group_size=4),
+            device="cpu",
+            num_ranks=1,
+            seed=0,
+            total_updates=1,
+        )
+        await trainer.start()
+        stats = await publish_weights(trainer, session.engine, version=50)
+        await trainer.close()
+        assert stats.num_bytes == sum(tensor.nbytes for _, tensor in weights_of(models[1]))
+        return await sample(session.engine)
+
+    assert_samples_of(session.run(publish_from_trainer()), models[1], atol=session.atol)
+
+
+def wrong_shape(weights: Weights) -> Weights:
+    (name, tensor), *rest = weights
+    return [(name, tensor[:-1].clone()), *rest]
+
+
+def wrong_name(weights: Weights) -> Weights:
+    (_, tensor), *rest = weights
+    return [("model.nothing.weight", tensor), *rest]
+
+
+def wrong_dtype(weights: Weights) -> Weights:
+    (name, tensor), *rest = weights
+    return [(name, tensor.bfloat16()), *rest]
+
+
+def one_missing(weights: Weights) -> Weights:
+    return weights[:-1]
+
+
+def one_twice(weights: Weights) -> Weights:
+    return [*weights, weights[0]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (wrong_shape, "the manifest says"),
+        (wrong_name, "not in the manifest"),
+        (wrong_dtype, "the manifest says"),
+        (one_missing, "1 tensors never arrived"),
+        (one_twice, "arrived twice"),
+    ],
+)
+def test_an_update_with_a_bad_tensor_leaves_the_engine_unfit_until_a_complete_one(
+    session: Session, models: list[Any], spoil: Callable[[Weights], Weights], message: str
+):
+    async def fail() -> None:
+        weights = weights_of(models[1])
+        update = await session.engine.open_update(manifest_of(weights, 6))
+        for pair in spoil(weights):
+            await update.send([pair])
+        await update.commit(6)
+
+    session.run(publish(session.engine, models[0], 5))
+    with pytest.raises(EngineError, match=message):
+        session.run(fail())
+    assert session.run(session.engine.policy_version()) == 5
+    with pytest.raises(EngineUnfit, match="did not complete"):
+        session.run(sample(session.engine))
+    session.run(publish(session.engine, models[1], 7))
+    assert_samples_of(session.run(sample(session.engine)), models[1], atol=session.atol)
+
+
+def test_a_manifest_that_lacks_a_tensor_of_the_model_is_never_committed(session: Session, models: list[Any]):
+    async def publish_without_keys() -> None:
+        weights = [(name, tensor) for name, tensor in weights_of(models[1]) if "layers.1.self_attn.k_proj" not in name]
+        update = await session.engine.open_update(manifest_of(weights, 8))
+        await update.send(weights)
+        await update.commit(8)
+
+    session.run(publish(session.engine, models[0], 7))
+    with pytest.raises(EngineError):
+        session.run(publish_without_keys())
+    assert session.run(session.engine.policy_version()) == 7
+    with pytest.raises(EngineUnfit):
+        session.run(sample(session.engine))
+
+
+def test_a_commit_of_another_version_than_the_manifests_fails(session: Session, models: list[Any]):
+    async def commit_another() -> None:
+        weights = weights_of(models[0])
+        update = await session.engine.open_update(manifest_of(weights, 9))
+        await update.send(weights)
+        await update.commit(10)
+
+    session.run(publish(session.engine, models[0], 8))
+    with pytest.raises(EngineError, match="manifest says 9"):
+        session.run(commit_another())
+    assert session.run(session.engine.policy_version()) == 8
+
+
+def test_an_aborted_update_refuses_what_queued_behind_it(session: Session, models: list[Any]):
+    async def abort() -> None:
+        weights = weights_of(models[1])
+        update = await session.engine.open_update(manifest_of(weights, 9))
+        await update.send(weights[:3])
+        queued = asyncio.ensure_future(sample(session.engine))
+        await asyncio.sleep(0.05)
+        assert not queued.done()
+        await update.abort()
+        with pytest.raises(EngineUnfit):
+            await queued
+        with pytest.raises(EngineError, match="has ended"):
+            await update.send(weights[3:])
+        await update.abort()
+
+    session.run(publish(session.engine, models[0], 0))
+    session.run(abort())
+    with pytest.raises(EngineUnfit):
+        session.run(sample(session.engine))
+    assert session.run(session.engine.policy_version()) == 0
+    session.run(publish(session.engine, models[0], 1))
+    assert_samples_of(session.run(sample(session.engine)), models[0], atol=session.atol)
+
+
+def test_an_update_waits_for_running_requests_and_new_ones_wait_for_it(session: Session, models: list[Any]):
+    async def overlap() -> tuple[list[Rollout], list[Rollout]]:
+        running = asyncio.ensure_future(sample(session.engine, sampling=Sampling(1.0, 100, 0)))
+        await asyncio.sleep(0)
+        publishing = asyncio.ensure_future(publish(session.engine, models[1], 21))
+        await asyncio.sleep(0.01)
+        queued = asyncio.ensure_future(sample(session.engine))
+        await publishing
+        return await running, await queued
+
+    session.run(publish(session.engine, models[0], 20))
+    before, after = session.run(overlap())
+    assert {(r.min_policy_version, r.max_policy_version) for r in before} == {(20, 20)}
+    assert {(r.min_policy_version, r.max_policy_version) for r in after} <= {(20, 20), (21, 21)}
+    assert_samples_of(before, models[0], atol=session.atol)
+    assert_samples_of(after, models[after[0].min_policy_version - 20], atol=session.atol)
+
+
+# States.
+
+
+def test_sleep_and_wake_follow_the_state_machine(session: Session, models: list[Any]):
+    async def cycle() -> list[Rollout]:
+        engine = session.engine
+        await engine.sleep()
+        for call in (engine.sleep(), sample(engine), engine.open_update(manifest_of(weights_of(models[1]), 41))):
+            with pytest.raises(EngineError, match="'asleep'"):
+                await call
+        await engine.wake_weights()
+        await publish(engine, models[1], 41)
+        with pytest.raises(EngineError, match="except for its weights"):
+            await sample(engine)
+        await engine.wake()
+        with pytest.raises(EngineError, match="'awake'"):
+            await engine.wake()
+        return await sample(engine)
+
+    session.run(publish(session.engine, models[0], 40))
+    rollouts = session.run(cycle())
+    assert {rollout.min_policy_version for rollout in rollouts} == {41}
+    assert_samples_of(rollouts, models[1], atol=session.atol)
+
+
+def test_sleep_is_refused_while_a_request_runs(session: Session, models: list[Any]):
+    async def sleep_early() -> list[Rollout]:
+        running = asyncio.ensure_future(sample(session.engine, sampling=Sampling(1.0, 100, 0)))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="running"):
+            await session.engine.sleep()
+        return await running
+
+    session.run(publish(session.engine, models[0], 0))
+    assert len(session.run(sleep_early())) == 4
+
+
+@pytest.mark.parametrize("kind", [REMOTE, VLLM])
+def test_the_death_of_its_process_reaches_every_waiting_call(kind: str, folders: list[Path], models: list[Any]):
+    session = Session(kind, folders[0])
+
+    async def die() -> float:
+        sampling = Sampling(2.0, 450, 0)
+        waiting = [asyncio.ensure_future(sample(session.engine, group_id=g, n=8, sampling=sampling)) for g in range(3)]
+        await asyncio.sleep(0.1)
+        os.kill(session.pid, signal.SIGKILL)
+        started = time.monotonic()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        elapsed = time.monotonic() - started
+        for result in results:
+            assert isinstance(result, EngineError)
+            assert str(session.pid) in str(result)
+        for call in (sample(session.engine), session.engine.policy_version(), publish(session.engine, models[0], 1)):
+            with pytest.raises(EngineError, match=str(session.pid)):
+                await call
+        return elapsed
+
+    session.run(publish(session.engine, models[0], 0))
+    elapsed = session.run(die())
+    session.close()
+    assert elapsed < 10.0
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_engine_that_was_never_started_refuses_and_closes(kind: str, folders: list[Path]):
+    async def close_unused() -> None:
+        engine = new_engine(kind, folders[0])
+        for call in (sample(engine), engine.policy_version()):
+            with pytest.raises(EngineError, match="not started"):
+                await call
+        await engine.close()
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await sample(engine)
+
+    asyncio.run(close_unused())

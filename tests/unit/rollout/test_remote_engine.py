@@ -1,0 +1,134 @@
+"""What is particular to an engine in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
+from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, shutdown_ray
+from rl.protocols import EngineError, TensorSpec, UpdateManifest
+from rl.rollout.remote import RemoteEngine, _packed, _unpacked
+from rl.types import Prompt, Rollout, Sampling
+
+PROMPT = Prompt("test:0", (), np.arange(2, 8, dtype=np.int32), "", "test")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_tensors_survive_the_way_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]):
+    values = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    ((name, arrived),) = _unpacked(_packed([("weight", values)]))
+    assert name == "weight"
+    assert (arrived.dtype, arrived.shape) == (values.dtype, values.shape)
+    assert torch.equal(arrived, values)
+    assert arrived.data_ptr() != values.data_ptr()
+
+
+def test_a_transposed_tensor_arrives_in_its_own_order():
+    values = torch.arange(6.0).reshape(2, 3).T
+    assert torch.equal(_unpacked(_packed([("weight", values)]))[0][1], values)
+
+
+def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    env = {"VLLM_LOGGING_LEVEL": "WARNING", "CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO"}
+    expected = {"VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO"}
+    assert actor_env(env, device="cuda") == expected
+    assert actor_env(env, device="cpu") == expected | {"OMP_NUM_THREADS": "1"}
+    assert actor_env({"OMP_NUM_THREADS": "4"}, device="cpu") == {"OMP_NUM_THREADS": "4"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert actor_env({}, device="cpu") == {"OMP_NUM_THREADS": "2"}
+
+
+def test_an_obituary_ends_with_the_last_lines_of_the_log(tmp_path: Path):
+    log = tmp_path / "worker.err"
+    log.write_text("".join(f"line {i}\n" for i in range(30)))
+    assert last_lines(str(log), 2) == f"last lines of {log}:\n  line 28\n  line 29"
+    assert last_lines(str(tmp_path / "elsewhere")) == ""
+    assert last_lines(None) == ""
+
+
+@asynccontextmanager
+async def engine_on(folder: Path, **options: Any) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu", **options)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def publish(engine: RemoteEngine, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+    specs = tuple(TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in weights)
+    update = await engine.open_update(UpdateManifest(0, specs))
+    await update.send(weights)
+    await update.commit(0)
+
+
+async def sample(engine: RemoteEngine, group_id: int = 0) -> list[Rollout]:
+    sampling = Sampling(temperature=1.0, max_new_tokens=8, seed=0)
+    return [r async for r in engine.generate(PROMPT, group_id=group_id, n=4, sampling=sampling)]
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(tiny_qwen3: Path):
+    """Ctrl-C goes to every process of the foreground group; the driver then still wants a checkpoint and an end."""
+
+    async def run() -> None:
+        async with engine_on(tiny_qwen3, env={"OMP_NUM_THREADS": "1"}) as engine:
+            await publish(engine, tiny_qwen3)
+            assert engine._place is not None
+            os.kill(engine._place.pid, signal.SIGINT)
+            await asyncio.sleep(0.5)
+            assert len(await sample(engine)) == 4
+            assert await engine.policy_version() == 0
+
+    asyncio.run(run())
+    shutdown_ray()
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(tmp_path: Path):
+    async def run() -> None:
+        missing = RemoteEngine(LocalRolloutConfig(), model_folder=tmp_path / "missing", device="cpu")
+        with pytest.raises(EngineError, match="missing"):
+            await missing.start()
+        nowhere = LocalRolloutConfig(_target_="no_such_package.Engine")
+        unknown = RemoteEngine(nowhere, model_folder=tmp_path, device="cpu")
+        with pytest.raises(ConfigError, match="no_such_package"):
+            await unknown.start()
+
+    asyncio.run(run())
+    shutdown_ray()
+
+
+@pytest.mark.slow
+def test_ray_is_started_once_and_only_what_was_started_here_is_ended():
+    import ray
+
+    ensure_ray()
+    address = ray.get_runtime_context().gcs_address
+    ensure_ray()
+    assert ray.get_runtime_context().gcs_address == address
+    assert address.startswith("127.0.0.1:")
+    shutdown_ray()
+    assert not ray.is_initialized()
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    ensure_ray()
+    shutdown_ray()
+    assert ray.is_initialized()
+    ray.shutdown()
