@@ -51,7 +51,7 @@ def load(folder: Path, *, policy: nn.Module, optimizer: torch.optim.Optimizer, r
 
 def export(folder: Path, *, model: PreTrainedModel, weights: dict[str, torch.Tensor], model_folder: Path) -> None:
     """Writes `weights` with the model's config and every other file of `model_folder`, then checks the result."""
-    model.save_pretrained(folder, state_dict=weights)
+    model.save_pretrained(folder, state_dict=dict(weights))  # a copy: for a model on the meta device it is emptied
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")  # else that of the fp32 masters
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

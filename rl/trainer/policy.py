@@ -41,6 +41,16 @@ def load_model(model_folder: Path, *, dtype: torch.dtype | str = "auto") -> PreT
     return model
 
 
+def positions_to_score(score_mask: BoolArray) -> torch.Tensor:
+    """[S] int64, where the mask is True.
+
+    With an empty mask one token is scored all the same: every rank then runs the same collectives, and a loss over no
+    token has an all-zero gradient instead of none.
+    """
+    positions = torch.from_numpy(score_mask.nonzero()[0])
+    return positions if len(positions) else torch.ones(1, dtype=torch.int64)
+
+
 class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, *, logprob_chunk_tokens: int):
         super().__init__()
@@ -48,11 +58,7 @@ class Policy(nn.Module):
         self.logprob_chunk_tokens = logprob_chunk_tokens
 
     def forward(self, micro: MicroBatch, score_mask: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere.
-
-        With an empty mask one token is scored all the same: every rank then runs the same collectives, and a loss over
-        no token has an all-zero gradient instead of none.
-        """
+        """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere."""
         device = next(self.parameters()).device
         token_ids = torch.from_numpy(micro.token_ids).to(device)
         position_ids = torch.from_numpy(micro.position_ids).to(device)
@@ -73,9 +79,6 @@ class Policy(nn.Module):
             sequence_runs=runs,
             **mm_inputs,
         ).last_hidden_state.squeeze(0)
-        positions = torch.from_numpy(score_mask.nonzero()[0])
-        if len(positions) == 0:
-            positions = torch.ones(1, dtype=torch.int64)
         head = self.model.get_output_embeddings()
         assert head is not None
         return token_logprobs(
@@ -83,6 +86,6 @@ class Policy(nn.Module):
             hidden,
             token_ids,
             torch.from_numpy(micro.temperatures).to(device),
-            positions.to(device),
+            positions_to_score(score_mask).to(device),
             chunk_tokens=self.logprob_chunk_tokens,
         )

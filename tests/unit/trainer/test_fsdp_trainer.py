@@ -325,7 +325,7 @@ def test_buckets_match_the_manifest_and_are_copies(tiny_qwen3):
 
 
 def test_buckets_keep_to_their_size(tiny_qwen3, monkeypatch):
-    monkeypatch.setattr("rl.trainer.fsdp_trainer.BUCKET_BYTES", 10_000)
+    monkeypatch.setattr("rl.trainer.rank.BUCKET_BYTES", 10_000)
     run = trainer(tiny_qwen3)
     buckets = list(run.buckets())
     assert len(buckets) > 1

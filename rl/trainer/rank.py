@@ -1,0 +1,316 @@
+"""What one data-parallel rank of a trainer does, whichever library holds and shards the model."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+from transformers import PreTrainedModel
+
+from rl.config.build import build
+from rl.config.schema import AlgorithmConfig, OldLogprobs, TrainerConfig
+from rl.protocols import Algorithm, Bucket, LossInputs, TensorSpec, UpdateManifest
+from rl.trainer import checkpoint
+from rl.trainer.distributed import join_ranks
+from rl.trainer.metrics import StepMetrics
+from rl.trainer.schedule import lr_at
+from rl.types import FloatArray, MicroBatch, StepStats
+
+BUCKET_BYTES = 64 * 2**20
+MAX_LOG_RATIO = 20.0
+
+
+PolicyModule = TypeVar("PolicyModule", bound=nn.Module)
+
+
+class PolicyRank(ABC, Generic[PolicyModule]):
+    """Implements `protocols.TrainerRank` over the modules that a subclass makes.
+
+    A subclass sets `policy`, `reference` (None unless the algorithm uses one) and `masters`, the module of the fp32
+    weights, then calls `_make_optimizer()`. Policy and reference map (micro-batch, score mask) to log-probs [T] and
+    entropies [T]. `total_updates` are the optimizer updates of the whole run; the learning-rate plan ends there.
+    """
+
+    policy: PolicyModule
+    reference: PolicyModule | None
+    masters: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        model_folder: Path | str,
+        algorithm: AlgorithmConfig,
+        device: str,
+        rank: int,
+        num_ranks: int,
+        store: str | None,
+        seed: int,
+        total_updates: int,
+    ):
+        self.config = config
+        self.model_folder = Path(model_folder)
+        self.old_logprobs = algorithm.old_logprobs
+        self.algorithm: Algorithm = build(algorithm)
+        self.rank, self.num_ranks = rank, num_ranks
+        self.total_updates = total_updates
+        self.num_updates_done = 0
+        self.compute_dtype: torch.dtype = getattr(torch, config.compute_dtype.value)
+        self.device = join_ranks(device=device, rank=rank, num_ranks=num_ranks, store=store)
+        torch.manual_seed(seed + rank)
+
+    def _make_optimizer(self) -> None:
+        settings = self.config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.masters.parameters(),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            foreach=True,
+        )
+
+    @abstractmethod
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Full shapes by Hugging Face name, in the order in which weights are sent."""
+
+    @abstractmethod
+    def _full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Contiguous copies in the compute dtype, in the names and order of `_shapes`. Collective over the ranks."""
+
+    @abstractmethod
+    def _hugging_face_model(self) -> PreTrainedModel:
+        """The model whose class and config an export writes; its own weights are not looked at."""
+
+    def step(
+        self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
+    ) -> StepStats:
+        """One optimizer update per mini-batch. Token means are over the loss tokens that were run."""
+        metrics = StepMetrics()
+        seconds = {"old_logprobs": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with self._timed(seconds, "old_logprobs"):
+            self._fill_fixed_logprobs(mini_batches)
+        grad_norms: list[float] = []
+        lr = math.nan
+        skipped = 0
+        for update, micro_batches in enumerate(mini_batches):
+            lr = lr_at(self.num_updates_done, self.total_updates, self.config.optimizer)
+            self.num_updates_done += 1
+            if num_loss_tokens[update] == 0:
+                skipped += 1
+                continue
+            with self._timed(seconds, "forward_backward"):
+                metrics.add_mean("train/loss", 0.0, count=float(self.rank == 0))
+                for micro in micro_batches:
+                    self._forward_backward(
+                        micro, num_loss_tokens[update], num_loss_sequences[update], metrics, is_first=update == 0
+                    )
+            with self._timed(seconds, "optimizer"):
+                norm = self._update(lr)
+            grad_norms.append(norm)
+            skipped += not math.isfinite(norm)
+        values = metrics.reduced()
+        values |= {"train/lr": lr, "train/skipped_updates": float(skipped)}
+        if grad_norms:
+            values["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
+        if self.device.type == "cuda":
+            values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        return StepStats(num_updates=len(mini_batches) - skipped, metrics=values, seconds=seconds)
+
+    def _fill_fixed_logprobs(self, mini_batches: list[list[MicroBatch]]) -> None:
+        """Log-probs that stay fixed over the step: of the reference, and of the policy before the first update.
+
+        The first mini-batch needs no extra pass for the latter: its live log-probs are the old ones.
+        """
+        if self.reference is not None:
+            for micro in [micro for micro_batches in mini_batches for micro in micro_batches]:
+                micro.ref_logprobs = self._score(self.reference, micro)
+        if self.old_logprobs is OldLogprobs.trainer:
+            for micro in [micro for micro_batches in mini_batches[1:] for micro in micro_batches]:
+                micro.old_logprobs = self._score(self.policy, micro)
+
+    @torch.no_grad()
+    def _score(self, policy: PolicyModule, micro: MicroBatch) -> FloatArray:
+        logprobs, _ = policy(micro, micro.loss_mask)
+        return logprobs.cpu().numpy()
+
+    def _forward_backward(
+        self,
+        micro: MicroBatch,
+        num_loss_tokens: int,
+        num_loss_sequences: int,
+        metrics: StepMetrics,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Adds one micro-batch's gradient and metrics. `is_first`: of the mini-batch before any update of the step."""
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        logprobs, entropy = self.policy(micro, micro.loss_mask)
+        loss_mask, rollout_logprobs = tensor(micro.loss_mask), tensor(micro.rollout_logprobs)
+        if self.old_logprobs is OldLogprobs.rollout:
+            old_logprobs = rollout_logprobs
+        elif is_first:
+            old_logprobs = logprobs.detach()
+        else:
+            assert micro.old_logprobs is not None
+            old_logprobs = tensor(micro.old_logprobs)
+        output = self.algorithm.loss(
+            LossInputs(
+                logprobs=logprobs,
+                entropy=entropy,
+                old_logprobs=old_logprobs,
+                rollout_logprobs=rollout_logprobs,
+                ref_logprobs=None if micro.ref_logprobs is None else tensor(micro.ref_logprobs),
+                advantages=tensor(micro.advantages),
+                loss_mask=loss_mask,
+                cu_seqlens=tensor(micro.cu_seqlens),
+                num_loss_tokens=num_loss_tokens,
+                num_loss_sequences=num_loss_sequences,
+            )
+        )
+        output.loss.backward()
+        tokens_run = int(micro.loss_mask.sum())
+        metrics.add_mean("train/loss", output.loss.detach(), count=0.0)
+        metrics.add_mean("train/entropy", entropy[loss_mask].sum(), tokens_run)
+        for key, total in output.token_sums.items():
+            metrics.add_mean(key, total, tokens_run)
+        for key, value in output.maxima.items():
+            metrics.add_max(key, value)
+        if is_first:
+            _add_mismatch(metrics, logprobs.detach(), rollout_logprobs, micro)
+
+    def _update(self, lr: float) -> float:
+        """Clips, updates and zeroes gradients; returns the global norm before clipping.
+
+        A norm that is not finite leaves weights and optimizer state untouched.
+        """
+        gradients = [_local(p.grad) for p in self.masters.parameters() if p.grad is not None]
+        squares = get_total_norm(gradients).square()
+        dist.all_reduce(squares)
+        norm = squares.sqrt().item()
+        if math.isfinite(norm):
+            limit = self.config.optimizer.grad_clip
+            if limit is not None and norm > limit:
+                for gradient in gradients:
+                    gradient.mul_(limit / norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    @contextmanager
+    def _timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        seconds[phase] += time.perf_counter() - begin
+
+    def manifest(self, version: int) -> UpdateManifest:
+        """Each tensor once, under its Hugging Face name, in the dtype that the forward pass computes with.
+
+        A tied output head travels as the embedding, as in Hugging Face checkpoints.
+        """
+        dtype = str(self.compute_dtype).removeprefix("torch.")
+        return UpdateManifest(version, tuple(TensorSpec(name, dtype, shape) for name, shape in self._shapes().items()))
+
+    @torch.no_grad()
+    def buckets(self) -> Iterator[Bucket]:
+        """Full tensors in manifest order, about 64 MiB at a time; a larger tensor is a bucket of its own."""
+        bucket: Bucket = []
+        size = 0
+        for name, full in self._full_weights():
+            if bucket and size + full.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, full))
+            size += full.nbytes
+        if bucket:
+            yield bucket
+
+    def offload(self) -> None:
+        self._move(torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        if self.device.type == "cpu":
+            return
+        for module in (self.masters, self.policy, self.reference):
+            if module is not None:
+                module.to(device)
+        for state in self.optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim() > 0:  # AdamW keeps its step count on the CPU
+                    state[key] = value.to(device)
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(
+            folder,
+            policy=self.masters,
+            optimizer=self.optimizer,
+            num_updates_done=self.num_updates_done,
+            rank=self.rank,
+        )
+
+    def load(self, folder: Path) -> None:
+        self.num_updates_done = checkpoint.load(
+            folder, policy=self.masters, optimizer=self.optimizer, rank=self.rank, num_ranks=self.num_ranks
+        )
+
+    def export(self, folder: Path) -> None:
+        weights: dict[str, torch.Tensor] = {}
+        for bucket in self.buckets():
+            if self.rank == 0:
+                weights.update((name, tensor.cpu()) for name, tensor in bucket)
+        if self.rank == 0:
+            checkpoint.export(folder, model=self._hugging_face_model(), weights=weights, model_folder=self.model_folder)
+        dist.barrier()
+
+    def close(self) -> None:
+        """Frees the model. The process group lives as long as the process: others in it may use it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        self.reference = None
+        del self.policy, self.masters
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _add_mismatch(
+    metrics: StepMetrics, logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, micro: MicroBatch
+) -> None:
+    """How far the trainer's log-probs are from the engine's: on equal weights (staleness 0), and on all sequences."""
+    lengths = torch.from_numpy(micro.cu_seqlens).diff()
+    fresh = torch.repeat_interleave(torch.from_numpy(micro.staleness) == 0, lengths)
+    loss_mask = torch.from_numpy(micro.loss_mask)
+    for key, mask in (("mismatch", loss_mask & fresh), ("offpolicy", loss_mask)):
+        chosen = mask.to(logprobs.device)
+        log_ratio = (logprobs - rollout_logprobs)[chosen]
+        bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        metrics.add_mean(f"{key}/kl_k3", (torch.expm1(bounded) - bounded).sum(), int(mask.sum()))
+        if key == "mismatch":
+            largest = log_ratio.abs().max() if len(log_ratio) else -math.inf
+            metrics.add_max("mismatch/logprob_diff_max", largest)
