@@ -40,6 +40,7 @@ __all__ = ["Core", "EngineDeadError", "RequestOutput", "block_interrupts", "star
 
 T = TypeVar("T")
 
+GRACE_S = 1.0
 LOG_LINES_SHOWN = 10
 WORKER_EXTENSION = "rl.rollout.vllm_worker.WeightReceiver"
 
@@ -262,8 +263,13 @@ class Core:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Ends the processes: SIGTERM, and SIGKILL for what is left after vLLM's grace period."""
-        self._client.shutdown()
+        """Ends the processes: SIGTERM, and SIGKILL for what is left after a grace period.
+
+        A core that holds its worker has ended its requests in milliseconds and tears down Python objects for 5 s more.
+        One with workers of its own gets vLLM's own period, to end them and free what they share.
+        """
+        is_alone = self._engine.vllm_config.parallel_config.world_size == 1
+        self._client.shutdown(timeout=GRACE_S if is_alone else None)
         self.kill()
         for process in self._processes:
             process.join()
