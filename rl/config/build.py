@@ -7,6 +7,9 @@ from typing import Any
 
 from rl.config.schema import ConfigError
 
+_REMEDIES = dict.fromkeys(("megatron", "triton"), "bash scripts/install_megatron.sh")
+"""Package that is missing -> how to get it, where an extra of this package's own would not do."""
+
 
 def target_class(target: str) -> type:
     """The class at a dotted path. Imports its module, and so whatever heavy package that module needs."""
@@ -17,9 +20,8 @@ def target_class(target: str) -> type:
         missing = (error.name or "").partition(".")[0]
         if missing == "rl":
             raise
-        raise ConfigError(
-            f"{target} needs the package '{missing}', which is not installed. Run: pip install 'rl[{missing}]'"
-        ) from error
+        remedy = _REMEDIES.get(missing, f"pip install 'rl[{missing}]'")
+        raise ConfigError(f"{target} needs the package '{missing}', which is not installed. Run: {remedy}") from error
 
 
 def build(config: Any, **collaborators: Any) -> Any:

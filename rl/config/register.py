@@ -12,7 +12,7 @@ from rl.config.schema import ConfigError, RunConfig
 GROUPS: dict[str, tuple[type, ...]] = {
     "model": (schema.ModelConfig, schema.TinyModelConfig),
     "algorithm": (schema.GRPOConfig,),
-    "backend/trainer": (schema.FSDPConfig,),
+    "backend/trainer": (schema.FSDPConfig, schema.MegatronConfig),
     "backend/rollout": (schema.LocalRolloutConfig, schema.VLLMRolloutConfig),
     "placement": (schema.ColocatedConfig, schema.FullyAsyncConfig),
     "hardware": (schema.HardwareConfig,),
@@ -26,6 +26,7 @@ SCHEMA_NAMES = {
     schema.TinyModelConfig: "tiny",
     schema.GRPOConfig: "grpo",
     schema.FSDPConfig: "fsdp",
+    schema.MegatronConfig: "megatron",
     schema.LocalRolloutConfig: "local",
     schema.VLLMRolloutConfig: "vllm",
     schema.ColocatedConfig: "colocated",
