@@ -41,7 +41,7 @@ def compose_plain(words: list[str]) -> dict[str, Any]:
     for override in overrides:
         changes_keys = override.is_add() or override.is_force_add() or override.is_delete()
         if changes_keys and not override.key_or_group.startswith(OPEN_NODES):
-            raise ConfigError(_added_key_message(override))
+            raise ConfigError(_added_key_message(override, overrides))
     try:
         # Hydra keeps one global instance; a sweep composes many points in one process.
         GlobalHydra.instance().clear()
@@ -72,6 +72,10 @@ def _groups() -> list[str]:
 def _check_option(override: Override) -> None:
     """A group must be given one of its options."""
     group = override.key_or_group
+    if "/" in group and group not in _groups():
+        raise ConfigError(
+            f"unknown config group '{group}'.{nearest(group, _groups())} (on the command line: {override.input_line})"
+        )
     if group not in _groups() or override.is_delete() or override.is_sweep_override():
         return
     options = option_names(group)
@@ -82,11 +86,15 @@ def _check_option(override: Override) -> None:
         )
 
 
-def _default_keys() -> list[str]:
-    """Dotted keys of the default composition, the pool that suggestions come from."""
+def _keys(overrides: list[Override]) -> list[str]:
+    """Dotted keys of the parts and the experiment that `overrides` choose: the pool that suggestions come from."""
+    choices = [o.input_line for o in overrides if o.key_or_group in _groups() and o.input_line[0] not in "+~"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
-        composed = compose(CONFIG_NAME)
+        try:
+            composed = compose(CONFIG_NAME, overrides=choices)
+        except HydraException:  # the choices do not fit together, which is not what this error is about
+            composed = compose(CONFIG_NAME)
     return _flatten(OmegaConf.to_container(composed, resolve=False, enum_to_str=True))
 
 
@@ -99,9 +107,9 @@ def _flatten(node: Any, prefix: str = "") -> list[str]:
     return keys
 
 
-def _added_key_message(override: Override) -> str:
+def _added_key_message(override: Override, overrides: list[Override]) -> str:
     key = override.key_or_group
-    keys = _default_keys()
+    keys = _keys(overrides)
     if key in keys:
         return f"'{override.input_line}' adds or deletes a setting that exists. Write {key}=value without + or ~."
     return f"unknown key '{key}'.{nearest(key, keys)} (on the command line: {override.input_line})"
@@ -115,7 +123,7 @@ def _compose_message(error: BaseException, overrides: list[Override]) -> str:
         if f"'{override.key_or_group}'" in first_line or f"'{override.input_line}'" in first_line:
             if "Could not override" in first_line and "Did you mean" not in message and _is_unknown(error):
                 key = override.key_or_group
-                message = f"unknown key '{key}'.{nearest(key, _default_keys() + _groups())}"
+                message = f"unknown key '{key}'.{nearest(key, _keys(overrides) + _groups())}"
             return f"{message} (on the command line: {override.input_line})"
     if first_line.startswith("In '") and message != first_line:
         return f"{message} (in {first_line.split(':')[0].removeprefix('In ')})"

