@@ -26,7 +26,7 @@ PROMPT = Prompt("test:0", (), np.arange(2, 8, dtype=np.int32), "", "test")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_tensors_survive_the_way_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]):
-    values = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    values = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
     ((name, arrived),) = _unpacked(_packed([("weight", values)]))
     assert name == "weight"
     assert (arrived.dtype, arrived.shape) == (values.dtype, values.shape)
@@ -117,17 +117,18 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ray_is_started_once_and_only_what_was_started_here_is_ended():
+def test_ray_is_started_once_and_only_what_was_started_here_is_ended(capfd: pytest.CaptureFixture[str]):
+    ensure_ray()
     import ray
 
-    ensure_ray()
     address = ray.get_runtime_context().gcs_address
     ensure_ray()
     assert ray.get_runtime_context().gcs_address == address
     assert address.startswith("127.0.0.1:")
     shutdown_ray()
     assert not ray.is_initialized()
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    assert capfd.readouterr() == ("", "")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     ensure_ray()
     shutdown_ray()
     assert ray.is_initialized()
