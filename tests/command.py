@@ -1,0 +1,49 @@
+"""How tests run the command as a person does: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Several processes share two cores in CI: one thread each, or they wait for each other."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **changes}
+
+
+def rl(*words: str, cwd: Path, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rl", *words],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def run_ok(*words: str, cwd: Path, timeout_s: float = 240.0) -> str:
+    """Standard output of a command that must succeed."""
+    done = rl(*words, cwd=cwd, timeout_s=timeout_s)
+    assert done.returncode == 0, f"rl {' '.join(words)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process's finished children. What a command takes on an idle machine, on a busy one too."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rl", *words],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

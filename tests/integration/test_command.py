@@ -1,0 +1,143 @@
+"""What a person types and sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl.loggers.jsonl import read_metrics
+from tests.command import cpu_s, environment, rl, run_ok
+
+SMALL = ("steps=2", "algorithm.prompts_per_step=4", "algorithm.prompts_per_mini_batch=4", "task.eval_limit=20")
+
+
+def small_run(model: Path, folder: Path) -> list[str]:
+    return ["experiment=quickstart", "model=hf", f"model.path={model}", *SMALL, f"output_dir={folder}"]
+
+
+def test_help_lists_groups_and_experiments_in_less_than_1_5_s_without_torch(tmp_path: Path):
+    def median_of_3() -> float:
+        seconds = []
+        for _ in range(3):
+            began = cpu_s()
+            output = run_ok("--help", cwd=tmp_path)
+            seconds.append(cpu_s() - began)
+            assert "quickstart" in output
+            assert "backend/rollout" in output
+        return sorted(seconds)[1]
+
+    assert median_of_3() < 1.5
+    code = "import sys, rl.help; rl.help.help_text(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.strip() == "False"
+
+
+def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    output = run_ok(*small_run(warm_model, folder), "logger.sample_every=1", cwd=tmp_path)
+    assert "overlap with held-out: validation 0, warm start 0, training 0" in output
+    assert "finished at step 2 of 2" in output
+    for name in ("metrics.jsonl", "samples.txt", "run.yaml", "provenance.json", "answers.jsonl", "checkpoints"):
+        assert (folder / name).exists(), name
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[2]["prompts_trained"] == 8
+    assert rows[2]["tokens_trained"] <= 8 * 16 * 4
+    assert json.loads((folder / "provenance.json").read_text())["overrides"][0] == "experiment=quickstart"
+
+
+def test_the_same_command_twice_gives_the_same_run(warm_model: Path, tmp_path: Path):
+    curves = []
+    for name in ("a", "b"):
+        run_ok(*small_run(warm_model, tmp_path / name), cwd=tmp_path)
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        curves.append([(row.get("train/loss"), row.get("reward/mean"), row.get("train/grad_norm")) for row in rows])
+    assert curves[0] == curves[1]
+
+
+def test_export_gives_a_folder_that_transformers_loads_with_the_trained_weights(warm_model: Path, tmp_path: Path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "run"
+    run_ok(*small_run(warm_model, folder), cwd=tmp_path)
+    run_ok("export", str(folder), cwd=tmp_path)
+    exported = folder / "export" / "step-000002"
+    after = AutoModelForCausalLM.from_pretrained(exported).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(warm_model).state_dict()
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(after[name], before[name]) for name in after)
+    assert AutoTokenizer.from_pretrained(exported).decode([2, 3]) == "01"
+    again = rl("export", str(folder), cwd=tmp_path)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+
+
+def test_eval_mode_writes_a_row_per_set_and_agrees_with_a_run_s_first_evaluation(warm_model: Path, tmp_path: Path):
+    run_ok(*small_run(warm_model, tmp_path / "run"), cwd=tmp_path)
+    output = run_ok(*small_run(warm_model, tmp_path / "eval"), "mode=eval", cwd=tmp_path)
+    assert "eval/arithmetic/greedy" in output
+    (row,) = [json.loads(line) for line in (tmp_path / "eval" / "eval.jsonl").read_text().splitlines()]
+    first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    assert row["value"] == first["eval/arithmetic/greedy"]
+    assert row["num_problems"] == 20
+
+
+def test_a_sweep_runs_each_point_in_its_own_process_and_folder(warm_model: Path, tmp_path: Path):
+    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
+    output = run_ok(
+        "-m", *words, "seed=1,2", "algorithm.clip_high=0.2,0.28", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path
+    )
+    points = {}
+    for folder in sorted((tmp_path / "sweep").iterdir()):
+        text = (folder / "run.yaml").read_text()
+        points[folder.name] = ("seed: 1" in text, "clip_high: 0.28" in text)
+        assert len(read_metrics(folder / "metrics.jsonl")) == 3
+        overrides = json.loads((folder / "provenance.json").read_text())["overrides"]
+        assert "experiment=quickstart" in overrides
+    assert points == {"000": (True, False), "001": (True, True), "002": (False, False), "003": (False, True)}
+    assert output.count("done") >= 4
+
+
+def test_a_bad_point_is_refused_before_any_point_starts(warm_model: Path, tmp_path: Path):
+    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
+    done = rl("-m", *words, "algorithm.clip_high=0.2,-1", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "algorithm.clip_high=-1.0" in done.stderr
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_plan_prints_parts_devices_and_the_staleness_bound_without_starting(tmp_path: Path):
+    words = ("experiment=quickstart", "hardware=h200x1", "placement=fully_async", "hardware.gpus_per_node=4")
+    output = run_ok(*words, "mode=plan", cwd=tmp_path)
+    assert "rl.trainer.fsdp_trainer.FSDPTrainer" in output
+    assert "node 0 GPU 0: trainer rank 0" in output
+    assert "node 0 GPU 1: engine worker 0" in output
+    assert "node 0 GPU 3: idle" in output
+    assert "staleness at most 1" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_says_which_package_is_missing_or_none(tmp_path: Path):
+    too_small = rl("experiment=quickstart", "hardware=h200x1", "placement=fully_async", "mode=plan", cwd=tmp_path)
+    assert too_small.returncode == 2
+    assert "needs 2" in too_small.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_control_with_shuffled_rewards_does_not_learn(warm_model: Path, tmp_path: Path):
+    run_ok(
+        *("experiment=quickstart", "model=hf", f"model.path={warm_model}", "task.reward=shuffled", "steps=60"),
+        *("evaluation.every=20", f"output_dir={tmp_path / 'run'}"),
+        cwd=tmp_path,
+        timeout_s=800,
+    )
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    accuracies = [row["eval/arithmetic/greedy"] for row in rows if "eval/arithmetic/greedy" in row]
+    assert max(accuracies) <= accuracies[0] + 0.05

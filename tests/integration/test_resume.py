@@ -1,0 +1,175 @@
+"""A run that is killed or stopped continues as if nothing had been."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from rl.loggers.jsonl import read_metrics
+from rl.run_folder import Checkpoints
+from tests.command import rl, run_ok, start
+
+STEPS = 24
+
+
+def words_for(model: Path, folder: Path) -> list[str]:
+    """Small steps with a checkpoint after each third, so that kills hit every phase."""
+    return [
+        "experiment=quickstart",
+        "model=hf",
+        f"model.path={model}",
+        f"steps={STEPS}",
+        "algorithm.prompts_per_step=16",
+        "algorithm.prompts_per_mini_batch=8",
+        "evaluation.every=10",
+        "checkpoint.every=3",
+        "task.eval_limit=50",
+        f"output_dir={folder}",
+    ]
+
+
+def weights_digest(run_folder: Path, tmp_path: Path) -> str:
+    destination = tmp_path / f"export-{run_folder.name}"
+    run_ok("export", str(run_folder), str(destination), cwd=tmp_path)
+    digest = hashlib.sha256((destination / "model.safetensors").read_bytes()).hexdigest()
+    shutil.rmtree(destination)
+    return digest
+
+
+def curve(run_folder: Path) -> list[tuple[int, float | None, float | None]]:
+    rows = read_metrics(run_folder / "metrics.jsonl")
+    return [(row["step"], row.get("reward/mean"), row.get("eval/arithmetic/greedy")) for row in rows]
+
+
+def check_killed_runs(num_kills: int, warm_model: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    began = time.monotonic()
+    run_ok(*words_for(warm_model, whole), cwd=tmp_path)
+    duration_s = time.monotonic() - began
+    rng = random.Random(20261201)
+    words = words_for(warm_model, killed)
+    resumed_at = []
+    for _ in range(num_kills):
+        process = start(*words, cwd=tmp_path)
+        try:
+            output, _ = process.communicate(timeout=rng.uniform(0.3, 1.0) * duration_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        resumed_at += re.findall(r"continuing from step (\d+)", output)
+        if process.returncode == 0:
+            break  # it was done before its time came
+        assert process.returncode == -signal.SIGKILL, output
+        words = [f"resume={killed}"]
+    else:
+        output = run_ok(*words, cwd=tmp_path)
+        resumed_at += re.findall(r"continuing from step (\d+)", output)
+    assert resumed_at, "no kill came after a checkpoint"
+    assert curve(killed) == curve(whole)
+    assert weights_digest(killed, tmp_path) == weights_digest(whole, tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_two_kills_leave_weights_and_curve_bitwise_as_they_would_be(warm_model: Path, tmp_path: Path):
+    check_killed_runs(2, warm_model, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_kills_leave_weights_and_curve_bitwise_as_they_would_be(warm_model: Path, tmp_path: Path):
+    check_killed_runs(10, warm_model, tmp_path)
+
+
+def wait_for_step(process: subprocess.Popen[str], run_folder: Path, step: int, *, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not any(row["step"] >= step for row in read_metrics(run_folder / "metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"step {step} did not come"
+        time.sleep(0.05)
+
+
+def test_ctrl_c_saves_a_checkpoint_that_resume_continues_from(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    words = [*words_for(warm_model, folder), "checkpoint.every=0"]
+    process = start(*words, cwd=tmp_path)
+    wait_for_step(process, folder, 4)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert f"rl resume={folder}" in output
+    checkpoint = Checkpoints(folder, keep_last=2).newest()
+    assert checkpoint is not None
+    assert checkpoint.step == read_metrics(folder / "metrics.jsonl")[-1]["step"] >= 4
+    assert f"continuing from step {checkpoint.step}" in run_ok(f"resume={folder}", cwd=tmp_path)
+    assert [step for step, _, _ in curve(folder)] == list(range(STEPS + 1))
+
+
+def test_a_second_ctrl_c_stops_at_once(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    process = start(*words_for(warm_model, folder), "algorithm.prompts_per_step=256", "steps=200", cwd=tmp_path)
+    wait_for_step(process, folder, 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 3
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    run_ok(*words_for(warm_model, folder), "steps=6", cwd=tmp_path)
+    victim = folder / "checkpoints" / "step-000006"
+    weights = next((victim / "trainer" / "weights").glob("*.distcp"))
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    output = run_ok(f"resume={folder}", "steps=6", cwd=tmp_path)
+    assert f"{victim} is damaged and passed over: trainer/weights/{weights.name} has other contents" in output
+    assert "continuing from step 3" in output
+    assert [step for step, _, _ in curve(folder)] == list(range(7))
+    assert list(folder.glob("metrics.set_aside.*.jsonl"))
+
+
+def test_resume_changes_steps_and_logger_and_nothing_else(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    run_ok(*words_for(warm_model, folder), "steps=3", cwd=tmp_path)
+    refused = rl(f"resume={folder}", "seed=4", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "seed cannot change within a run" in refused.stderr
+    finished = rl(f"resume={folder}", cwd=tmp_path)
+    assert finished.returncode == 2
+    assert "3 of 3 steps are done" in finished.stderr
+    run_ok(f"resume={folder}", "steps=4", "logger=wandb", "logger.mode=offline", cwd=tmp_path)
+    assert [step for step, _, _ in curve(folder)] == [0, 1, 2, 3, 4]
+    assert list(folder.glob("wandb/offline-run-*"))
+
+
+def test_a_folder_in_use_is_refused(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    process = start(*words_for(warm_model, folder), "steps=500", cwd=tmp_path)
+    wait_for_step(process, folder, 1)
+    other = rl(f"resume={folder}", cwd=tmp_path)
+    process.kill()
+    process.communicate()
+    assert other.returncode == 2
+    assert "is in use" in other.stderr
+
+
+def test_kept_checkpoints_are_the_last_ones_and_each_lists_its_files(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    run_ok(*words_for(warm_model, folder), "steps=9", "checkpoint.keep_last=2", cwd=tmp_path)
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == ["step-000006", "step-000009"]
+    manifest = json.loads((folder / "checkpoints" / "step-000009" / "manifest.json").read_text())
+    assert {"state.json", "trainer/schedule.json"} <= set(manifest)
