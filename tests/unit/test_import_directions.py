@@ -52,7 +52,7 @@ MODULES = {
 }
 """Module of no part -> all that it may import of the package."""
 
-TOP = ("rl.assemble", "rl.driver", "rl.sweep", "rl.plan", "rl.__main__")
+TOP = ("rl.assemble", "rl.driver", "rl.sweep", "rl.plan", "rl.help", "rl.__main__")
 """Nothing below may import these."""
 
 
