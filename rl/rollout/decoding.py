@@ -278,8 +278,7 @@ def _rows_of(requests: list[SampleRequest]) -> _Rows:
 def _left_padded(requests: list[SampleRequest], lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(token ids, mask), both [requests, longest prompt]; padding is token 0, masked."""
     width = int(lengths.max())
-    input_ids = torch.zeros(len(requests), width, dtype=torch.int64)
-    for row, request in enumerate(requests):
-        input_ids[row, width - len(request.prompt_ids) :] = torch.from_numpy(request.prompt_ids.astype(np.int64))
-    mask = (torch.arange(width) >= (width - lengths).unsqueeze(-1)).long()
-    return input_ids, mask
+    mask = torch.arange(width) >= (width - lengths).unsqueeze(-1)
+    input_ids = torch.zeros(mask.shape, dtype=torch.int64)
+    input_ids[mask] = torch.from_numpy(np.concatenate([request.prompt_ids for request in requests]).astype(np.int64))
+    return input_ids, mask.long()
