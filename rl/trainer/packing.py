@@ -137,7 +137,9 @@ def _position_ids(sequence: _Sequence) -> NDArray[np.int64]:
         return np.arange(len(sequence), dtype=np.int64)[None]
     num_rows, num_prompt_tokens = of_prompt.shape
     of_response = np.arange(len(sequence) - num_prompt_tokens, dtype=np.int64) + of_prompt.max() + 1
-    return np.concatenate([of_prompt, np.broadcast_to(of_response, (num_rows, len(of_response)))], axis=1)
+    return np.concatenate(
+        [of_prompt.astype(np.int64), np.broadcast_to(of_response, (num_rows, len(of_response)))], axis=1
+    )
 
 
 def _join_mm_inputs(inputs: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
