@@ -88,7 +88,8 @@ def _check_option(override: Override) -> None:
 
 def _keys(overrides: list[Override]) -> list[str]:
     """Dotted keys of the parts and the experiment that `overrides` choose: the pool that suggestions come from."""
-    choices = [o.input_line for o in overrides if o.key_or_group in _groups() and o.input_line[0] not in "+~"]
+    lines = [override.input_line or "" for override in overrides if override.key_or_group in _groups()]
+    choices = [line for line in lines if not line.startswith(("+", "~"))]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
         try:

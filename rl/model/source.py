@@ -161,7 +161,7 @@ def _check_overrides(original: Mapping[str, Any], values: Mapping[str, Any], ove
         default = AutoConfig.for_model(model_type)
     except (StrictDataclassError, TypeError, ValueError) as error:
         raise ConfigError(f"model.hf_overrides={dict(overrides)}: {type(error).__name__}: {error}") from error
-    legacy = dict.fromkeys(OLD_ROPE_KEYS) if hasattr(config, "rope_parameters") else {}
+    legacy: dict[str, Any] = dict.fromkeys(OLD_ROPE_KEYS) if hasattr(config, "rope_parameters") else {}
     for key in OLD_ROPE_KEYS:
         if key in overrides and "rope_parameters" in original:
             raise ConfigError(
