@@ -12,18 +12,16 @@ OBJECT_STORE_BYTES = 2 * 2**30
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # An actor that asks Ray for no GPU sees those that its own environment names.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-_LOCAL_ENVIRONMENT = {
-    # Read as Ray is imported. Without it Ray replaces 127.0.0.1 by the host's address and listens on every interface.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# An actor that asks Ray for no GPU sees those that its own environment names.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+if not os.environ.get("RAY_ADDRESS"):
+    # Read when Ray is imported, by whomever, so it is set here. Without it Ray replaces 127.0.0.1 by the host's address
+    # and listens on every interface.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Our actors have environments of their own, so no worker that waits in stock would ever be used.
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-}
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 class _Runtime:
@@ -32,14 +30,11 @@ class _Runtime:
 
 def ensure_ray() -> None:
     """Connects to the Ray at RAY_ADDRESS, or starts one on the loopback interface. Nothing if Ray is connected."""
-    is_local = not os.environ.get("RAY_ADDRESS")
-    for name, value in (_ENVIRONMENT | (_LOCAL_ENVIRONMENT if is_local else {})).items():
-        os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
         return
-    if not is_local:
+    if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
