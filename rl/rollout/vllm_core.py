@@ -79,6 +79,9 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
             dtype=config.dtype.value,
             max_model_len=-1,  # the model's own, or what one sequence's cache has memory for
             max_num_seqs=config.max_num_seqs,
+            # A seeded request whose prompt is cut into chunks ends the core on CPU: vLLM rewinds the offset of its
+            # generator, which a CPU generator does not have. None: vLLM's own choice, chunks.
+            enable_chunked_prefill=False if device == "cpu" else None,
             tensor_parallel_size=config.tensor_parallel,
             gpu_memory_utilization=config.memory_fraction,
             enforce_eager=config.enforce_eager or device == "cpu",
@@ -160,7 +163,11 @@ def _write_logging_config(log_file: Path) -> Path:
                 "level": os.environ["VLLM_LOGGING_LEVEL"],
             },
         },
-        "loggers": {"vllm": {"handlers": ["file", "terminal"], "level": "INFO", "propagate": False}},
+        "loggers": {
+            "vllm": {"handlers": ["file", "terminal"], "level": "INFO", "propagate": False},
+            # Every request of the batch in which the core failed, at level ERROR.
+            "vllm.logging_utils.dump_input": {"handlers": ["file"], "propagate": False},
+        },
     }
     path = log_file.with_suffix(".json")
     path.write_text(json.dumps(config))

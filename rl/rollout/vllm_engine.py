@@ -63,7 +63,7 @@ class VLLMEngine:
         self._lifecycle = Lifecycle("vLLM")
         self._version = -1
         self._starting: Future[Core] | None = None
-        self._death: EngineError | None = None
+        self._death: str | None = None
         self._ids = itertools.count()
         self._active: set[_Ticket] = set()
         self._queued: list[_Ticket] = []
@@ -242,7 +242,7 @@ class VLLMEngine:
         queued, self._queued = self._queued, []
         for ticket in queued:
             if self._death is not None:
-                ticket.results.put_nowait(self._death)
+                ticket.results.put_nowait(EngineError(self._death))
             elif unfit_reason is not None:
                 ticket.results.put_nowait(EngineUnfit(f"the vLLM engine refuses to sample: {unfit_reason}."))
             else:
@@ -296,7 +296,7 @@ class VLLMEngine:
         if self._lifecycle.phase is Phase.CLOSED:
             return
         self._lifecycle.phase = Phase.CLOSED
-        self._fail_waiters(EngineError("the vLLM engine was closed."))
+        self._fail_waiters("the vLLM engine was closed.")
         if await self._has_core():
             closing = asyncio.wrap_future(self._thread.submit(self._core.close))
             await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
@@ -329,16 +329,16 @@ class VLLMEngine:
 
     def _die(self, status: str) -> None:
         if self._death is None and self._lifecycle.phase is not Phase.CLOSED:
-            self._death = EngineError(f"vLLM's engine died: {status}")
+            self._death = f"vLLM's engine died: {status}"
             self._fail_waiters(self._death)
 
-    def _fail_waiters(self, error: EngineError) -> None:
+    def _fail_waiters(self, message: str) -> None:
         waiting = [*self._active, *self._queued]
         self._active.clear()
         self._queued.clear()
         self._idle.set()
         for ticket in waiting:
-            ticket.results.put_nowait(error)
+            ticket.results.put_nowait(EngineError(message))  # one each: a shared one would collect their tracebacks
 
     def _check(self, action: str) -> None:
         self._check_alive()
@@ -346,7 +346,7 @@ class VLLMEngine:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise self._death
+            raise EngineError(self._death)
         if self._lifecycle.phase in {Phase.NEW, Phase.CLOSED}:
             raise EngineError(f"the vLLM engine is {self._lifecycle.phase.value}.")
 
@@ -361,7 +361,7 @@ class VLLMEngine:
         """vLLM may notice before the watching thread, which knows how the process ended."""
         for _ in range(100):
             if self._death is not None:
-                return self._death
+                return EngineError(self._death)
             await asyncio.sleep(0.05)
         return EngineError("vLLM's engine reports that it is dead, but its process has not ended.")
 

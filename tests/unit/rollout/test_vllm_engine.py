@@ -305,6 +305,20 @@ def test_a_prompt_that_does_not_fit_is_refused_and_others_go_on(session: Session
     assert len(session.run(sample(session.engine, LONG_PROMPT, sampling=Sampling(1.0, 212, 0)))) == 4
 
 
+def test_more_prompt_tokens_than_one_iteration_takes_are_sampled_from(session: Session, models: list[Any]):
+    """40 prompts of 300 tokens: some iteration has room for a part of a prompt only."""
+    draw = np.random.default_rng(0).integers
+    prompts = [Prompt(f"test:{i}", (), draw(2, 42, 300).astype(np.int32), "", "test") for i in range(40)]
+
+    async def all_at_once() -> list[list[Rollout]]:
+        return await asyncio.gather(*(sample(session.engine, prompt, group_id=i) for i, prompt in enumerate(prompts)))
+
+    session.run(publish(session.engine, models[0], 0))
+    groups = session.run(all_at_once())
+    for rollout in (groups[0][0], groups[13][1], groups[39][3]):
+        np.testing.assert_allclose(rollout.rollout_logprobs, logprobs_of(models[0], rollout, 0.7), atol=2e-5)
+
+
 def test_sleep_and_wake_follow_the_state_machine(session: Session, models: list[Any]):
     async def cycle() -> list[Rollout]:
         engine = session.engine
