@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +70,26 @@ def build_placement(config: RunConfig, policy: Policy, *, total_steps: int) -> t
             config.backend.rollout,
             model_folder=policy.folder,
             device=config.hardware.device,
-            env=config.hardware.rollout_env,
+            env={**config.hardware.rollout_env, **engine_devices(config)},
         )
     else:
         engine = build(config.backend.rollout, model_folder=policy.folder, device=config.hardware.device)
     return trainer, engine, build(config.placement, trainer=trainer, engine=engine)
+
+
+def engine_devices(config: RunConfig) -> dict[str, str]:
+    """Environment that gives a fully async engine the GPUs after the trainer's, of those that this process may use."""
+    if config.hardware.device == "cpu":
+        return {}
+    first, count = config.placement.trainer_ranks, config.backend.rollout.num_gpus
+    usable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]
+    if len(names) < first + count:
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); placement=fully_async needs {first + count}: "
+            f"{first} for the trainer and {count} for the engine. Unset it, or name more."
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + count])}
 
 
 def build_evaluator(config: RunConfig, task: Task, run_folder: Path) -> TaskEvaluator:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rl.config.load import load_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
+from rl.placement.ray_runtime import shutdown_ray
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked
 
@@ -42,6 +43,8 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
             return EXIT_INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, say it in one line and keep the rest
             return _report_crash(error, run_folder)
+        finally:
+            shutdown_ray()
 
 
 def _train(config: RunConfig, run_folder: Path, overrides: Sequence[str]) -> int:

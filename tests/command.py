@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ def cpu_s() -> float:
 
 
 def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """In a process group of its own, as a shell does it: Ctrl-C reaches every process of the group."""
     return subprocess.Popen(
         [sys.executable, "-m", "rl", *words],
         cwd=cwd,
@@ -46,4 +48,9 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)

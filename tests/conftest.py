@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+# Tests start processes that share the cores; OpenMP threads that wait for each other were seen 30 times slower then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl.config.schema import ConfigError
 
-_REMEDIES = dict.fromkeys(("megatron", "triton"), "bash scripts/install_megatron.sh")
+_REMEDIES: dict[str, str] = dict.fromkeys(("megatron", "triton"), "bash scripts/install_megatron.sh")
 """Package that is missing -> how to get it, where an extra of this package's own would not do."""
 
 

@@ -52,9 +52,9 @@ def ensure_ray() -> None:
 
 def shutdown_ray() -> None:
     """Ends, or leaves, the Ray that `ensure_ray` started or joined; one that was there before stays."""
-    import ray
-
     if _Runtime.started_here:
+        import ray
+
         _Runtime.started_here = False
         ray.shutdown()
 

@@ -89,6 +89,7 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
             logprobs_mode="processed_logprobs",  # after temperature and top-p/top-k: what was sampled from
             worker_extension_cls=WORKER_EXTENSION,
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             seed=0,
         ).create_engine_config(UsageContext.LLM_CLASS)
         if config.tensor_parallel == 1:

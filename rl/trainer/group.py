@@ -141,6 +141,10 @@ class _RankHost:
         return getattr(self._built, method)(*arguments)
 
     @property
+    def is_built(self) -> bool:
+        return self._rank is not None
+
+    @property
     def _built(self) -> TrainerRank:
         assert self._rank is not None, "the trainer was not started"
         return self._rank
@@ -162,7 +166,8 @@ class _InProcess:
         return [await self._run(self._host.call, method, arguments[0])]
 
     async def close(self) -> None:
-        await self.call("close", [()])
+        if self._host.is_built:
+            await self.call("close", [()])
         self._thread.shutdown()
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -36,9 +36,9 @@ from tests.megatron.on_cpu import megatron_on_cpu  # noqa: F401
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TRAINERS = [
-    pytest.param((FSDPConfig, 1), id="fsdp-one-rank"),
-    pytest.param((FSDPConfig, 2), marks=pytest.mark.slow, id="fsdp-two-ranks"),
-    pytest.param((MegatronConfig, 1), marks=pytest.mark.megatron, id="megatron-one-rank"),
+    pytest.param((FSDPConfig, 1), id="fsdp_one_rank"),
+    pytest.param((FSDPConfig, 2), marks=pytest.mark.slow, id="fsdp_two_ranks"),
+    pytest.param((MegatronConfig, 1), marks=pytest.mark.megatron, id="megatron_one_rank"),
 ]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from rl.loggers.jsonl import read_metrics
 from rl.run_folder import Checkpoints
-from tests.command import rl, run_ok, start
+from tests.command import press_ctrl_c, rl, run_ok, start
 
 STEPS = 24
 
@@ -97,12 +97,14 @@ def wait_for_step(process: subprocess.Popen[str], run_folder: Path, step: int, *
         time.sleep(0.05)
 
 
-def test_ctrl_c_saves_a_checkpoint_that_resume_continues_from(warm_model: Path, tmp_path: Path):
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("placement", ["colocated", "fully_async"])
+def test_ctrl_c_saves_a_checkpoint_that_resume_continues_from(placement: str, warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    words = [*words_for(warm_model, folder), "checkpoint.every=0"]
+    words = [*words_for(warm_model, folder), "checkpoint.every=0", f"placement={placement}"]
     process = start(*words, cwd=tmp_path)
     wait_for_step(process, folder, 4)
-    process.send_signal(signal.SIGINT)
+    press_ctrl_c(process)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert f"rl resume={folder}" in output
@@ -117,10 +119,10 @@ def test_a_second_ctrl_c_stops_at_once(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
     process = start(*words_for(warm_model, folder), "algorithm.prompts_per_step=256", "steps=200", cwd=tmp_path)
     wait_for_step(process, folder, 1)
-    process.send_signal(signal.SIGINT)
+    press_ctrl_c(process)
     time.sleep(0.05)
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    press_ctrl_c(process)
     process.communicate(timeout=30)
     assert process.returncode == 130
     assert time.monotonic() - began < 3
