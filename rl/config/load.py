@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 
 def save_run_yaml(config: RunConfig, path: Path) -> None:
-    path.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    """Whole whenever it exists: a resume that is killed as it writes leaves the run's config as it was."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def load_run_yaml(path: Path) -> RunConfig:
