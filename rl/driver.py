@@ -197,6 +197,8 @@ def _configure_logging(run_folder: Path) -> None:
 
 def _configure_libraries(config: RunConfig) -> None:
     """Before torch is imported: quiet libraries, and on a CPU as many threads as leave the other processes theirs."""
+    for name, value in config.driver_env.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if config.hardware.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:

@@ -146,6 +146,7 @@ def check_staleness(config: RunConfig) -> None:
 
 def check_devices(config: RunConfig) -> None:
     hardware, placement = config.hardware, config.placement
+    _ = config.driver_env  # raises where the two environments contradict each other
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
     if isinstance(config.backend.trainer, MegatronConfig):

@@ -296,8 +296,9 @@ class HardwareConfig:
     memory_gib: float = MISSING
     """Of one GPU; of the host where device is cpu."""
     trainer_env: dict[str, str] = field(default_factory=dict)
-    """Environment of trainer processes; a value that the user has set already wins."""
+    """Environment of the process that holds the trainer; a value that the user has set already wins."""
     rollout_env: dict[str, str] = field(default_factory=dict)
+    """Likewise of the engine. A colocated engine shares it with a trainer of one rank, so the two must agree."""
 
 
 @dataclass
@@ -451,6 +452,22 @@ class RunConfig:
     stream: StreamConfig = field(default_factory=StreamConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def driver_env(self) -> dict[str, str]:
+        """What this process needs of hardware.trainer_env and rollout_env, for the parts that live in it."""
+        has_trainer = self.placement.trainer_ranks == 1
+        has_engine = not isinstance(self.placement, FullyAsyncConfig)
+        trainer_env = self.hardware.trainer_env if has_trainer else {}
+        rollout_env = self.hardware.rollout_env if has_engine else {}
+        for name in trainer_env.keys() & rollout_env.keys():
+            if trainer_env[name] != rollout_env[name]:
+                raise ConfigError(
+                    f"hardware.trainer_env.{name}={trainer_env[name]} and hardware.rollout_env.{name}="
+                    f"{rollout_env[name]} differ, but trainer and engine share a process. Make them equal, or use "
+                    "placement=fully_async or placement.trainer_ranks above 1."
+                )
+        return {**trainer_env, **rollout_env}
 
     @property
     def window(self) -> int:
