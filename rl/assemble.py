@@ -112,7 +112,7 @@ def assemble(
             f"0 steps in {config.task.epochs} epoch(s). Lower prompts_per_step, raise task.epochs, or set steps."
         )
     facts = {"task_fingerprint": task.fingerprint()}
-    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts, total_steps=total_steps)
+    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
     trainer, engine, placement = build_placement(config, policy, total_steps=total_steps)
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
@@ -190,7 +190,7 @@ def _pack(config: RunConfig, groups: Any, policy_version: int, *, skip_zero_adva
     )
 
 
-def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any], *, total_steps: int) -> Progress:
+def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Progress:
     """Where the run continues. Weights that were trained and not published become a version of their own."""
     saved, now = checkpoint.state["task_fingerprint"], facts["task_fingerprint"]
     if saved != now:
@@ -199,10 +199,6 @@ def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any], *, tota
             "groups could be trained twice or skipped. Restore the data, or start a new run from an export."
         )
     progress = Progress(**checkpoint.state["progress"])
-    if progress.step >= total_steps:
-        raise ConfigError(
-            f"the run is finished: {progress.step} of {total_steps} steps are done. To train on, give more: steps=N."
-        )
     if progress.unpublished_steps:
         progress.policy_version += 1
         progress.unpublished_steps = 0

@@ -75,6 +75,11 @@ async def _fit(assemble: Callable[[], Any], run_folder: Path) -> int:
     from rl.loop import Run, fit
 
     run: Run = assemble()
+    if run.progress.step >= run.cadence.total_steps:
+        # Killed after its last checkpoint: what is left is the table and the picture.
+        run.log.close(failed=False)
+        print(f"all {run.cadence.total_steps} steps are done. To train on, give more: steps=N")
+        return 0
     _stop_on_signals(run.stop)
     failed = True
     try:

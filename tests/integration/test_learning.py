@@ -25,8 +25,6 @@ def test_accuracy_rises_within_40_steps(engine: str, placement: str, warm_model:
         f"model.path={warm_model}",
         f"steps={STEPS}",
         "evaluation.every=0",
-        "backend.trainer.optimizer.schedule=constant",
-        "backend.trainer.optimizer.lr=6e-4",
         f"output_dir={tmp_path / 'run'}",
         cwd=tmp_path,
         timeout_s=580,
