@@ -43,7 +43,6 @@ def _dispatch(words: list[str]) -> int:
 def _run(words: list[str]) -> int:
     from rl.config.check import check_machine, check_run_config
     from rl.config.compose import compose_run_config
-    from rl.config.load import save_run_yaml
 
     config = compose_run_config(words)
     check_run_config(config)
@@ -56,7 +55,6 @@ def _run(words: list[str]) -> int:
     from rl.run_folder import create_run_folder
 
     folder = create_run_folder(config)
-    save_run_yaml(config, folder / "run.yaml")
     from rl.driver import drive
 
     return drive(config, folder, overrides=words)
@@ -65,15 +63,12 @@ def _run(words: list[str]) -> int:
 def _resume(words: list[str]) -> int:
     """Continues the run of a folder. Its settings stay, but for the number of steps and the logger."""
     from rl.config.check import check_machine, check_run_config
-    from rl.config.load import save_run_yaml
 
     folder = Path(next(word for word in words if word.startswith("resume=")).partition("=")[2]).expanduser().resolve()
     changes = [word for word in words if not word.startswith("resume=")]
     config = _changed(_saved_config(folder), changes)
     check_run_config(config)
     check_machine(config)
-    if changes:
-        save_run_yaml(config, folder / "run.yaml")
     from rl.driver import drive
 
     return drive(config, folder, overrides=words)

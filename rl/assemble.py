@@ -139,15 +139,24 @@ def assemble(
             name=name,
             total_steps=total_steps,
             tracker=tracker,
-            resume_step=None if checkpoint is None else checkpoint.step,
+            resume_step=_resume_step(run_folder, checkpoint),
         ),
         checkpoints=Checkpoints(run_folder, keep_last=config.checkpoint.keep_last),
         pack=functools.partial(_pack, config, skip_zero_advantage=not algorithm.uses_reference),
         cadence=_cadence(config, total_steps),
         progress=progress,
+        staleness_bound=config.staleness_bound,
+        publish_timeout_s=config.stream.stall_timeout_s,
         restore_from=None if checkpoint is None else checkpoint.trainer_folder,
         checkpoint_facts=facts,
     )
+
+
+def _resume_step(run_folder: Path, checkpoint: Checkpoint | None) -> int | None:
+    """-1 for a run that ended before its first checkpoint: it starts again, and the rows it had are set aside."""
+    if checkpoint is not None:
+        return checkpoint.step
+    return -1 if (run_folder / "metrics.jsonl").exists() else None
 
 
 def run_name(config: RunConfig, run_folder: Path) -> str:

@@ -12,17 +12,22 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rl.config.load import load_run_yaml, to_plain
+from rl.config.build import build
+from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.placement.ray_runtime import shutdown_ray
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked
 
+if TYPE_CHECKING:
+    from rl.loop import Run
+
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -32,6 +37,8 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
     `overrides` are the words that the person gave, for provenance.
     """
     with locked(run_folder):
+        if not (run_folder / "run.yaml").exists():
+            save_run_yaml(config, run_folder / "run.yaml")
         _configure_logging(run_folder)
         _configure_libraries(config)
         try:
@@ -53,7 +60,10 @@ def _train(config: RunConfig, run_folder: Path, overrides: Sequence[str]) -> int
     print(f"run folder: {run_folder}", flush=True)
     checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
     if checkpoint is not None:
+        if config.steps is not None and config.steps < checkpoint.step:
+            raise ConfigError(f"steps={config.steps}, but {checkpoint.step} steps are done already. Give more.")
         print(_resume_line(checkpoint), flush=True)
+    save_run_yaml(config, run_folder / "run.yaml")
     plain = to_plain(config)
     policy = prepare_policy(config, run_folder)
     facts = write_provenance(
@@ -71,30 +81,38 @@ def _train(config: RunConfig, run_folder: Path, overrides: Sequence[str]) -> int
     )
 
 
-async def _fit(assemble: Callable[[], Any], run_folder: Path) -> int:
-    from rl.loop import Run, fit
+async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
+    from rl.loop import fit
 
-    run: Run = assemble()
+    run = assemble()
     if run.progress.step >= run.cadence.total_steps:
         # Killed after its last checkpoint: what is left is the table and the picture.
         run.log.close(failed=False)
         print(f"all {run.cadence.total_steps} steps are done. To train on, give more: steps=N")
         return 0
     _stop_on_signals(run.stop)
-    failed = True
     try:
         await fit(run)
-        failed = run.progress.step < run.cadence.total_steps
-    finally:
-        # The table and the picture first: they need nothing of the engines, whose end may take a while.
+    except BaseException:
         try:
-            run.log.close(failed=failed)
-        finally:
-            await run.placement.close()
+            await _close(run, failed=True)
+        except Exception:
+            log.exception("closing failed too, after the error that ended the run")
+        raise
+    failed = run.progress.step < run.cadence.total_steps
+    await _close(run, failed=failed)
     if not failed:
         return 0
     print(f"stopped after step {run.progress.step}. Continue: rl resume={run_folder}", flush=True)
     return EXIT_INTERRUPTED
+
+
+async def _close(run: Run, *, failed: bool) -> None:
+    """The table and the picture first: they need nothing of the engines, whose end may take a while."""
+    try:
+        run.log.close(failed=failed)
+    finally:
+        await run.placement.close()
 
 
 def _evaluate(config: RunConfig, run_folder: Path) -> int:
@@ -111,6 +129,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
         finally:
             await placement.close()
 
+    save_run_yaml(config, run_folder / "run.yaml")
     policy = prepare_policy(config, run_folder)
     if not policy.task.eval_sets():
         raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
@@ -126,7 +145,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
 
 def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int:
     """Writes the newest checkpoint as a Hugging Face folder, by default `<run>/export/step-<n>`."""
-    from rl.assemble import build_trainer, prepare_policy
+    from rl.assemble import build_trainer
 
     _configure_libraries(config)
     checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
@@ -136,10 +155,10 @@ def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty. Name another destination.")
     folder.mkdir(parents=True, exist_ok=True)
-    policy = prepare_policy(config, run_folder)
+    model_folder = build(config.model).prepare(run_folder / "model", seed=config.seed)
 
     async def write() -> None:
-        trainer = build_trainer(config, policy.folder, total_steps=1)
+        trainer = build_trainer(config, model_folder, total_steps=1)
         try:
             await trainer.start()
             await trainer.load(checkpoint.trainer_folder)
@@ -182,7 +201,6 @@ def _report_crash(error: Exception, run_folder: Path) -> int:
     text = mask_secrets("".join(traceback.format_exception(error)))
     path = run_folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
     path.write_text(text, encoding="utf-8")
-    log.error("the run failed:\n%s", text)
     print(f"\nrl: the run failed: {type(error).__name__}: {mask_secrets(str(error))}", file=sys.stderr)
     print(f"    traceback: {path}\n    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
     return EXIT_FAILED
@@ -201,15 +219,17 @@ def _configure_logging(run_folder: Path) -> None:
 
 
 def _configure_libraries(config: RunConfig) -> None:
-    """Before torch is imported: quiet libraries, and on a CPU as many threads as leave the other processes theirs."""
+    """Quiet libraries, the environment of the parts in this process, and on a CPU threads that leave others theirs."""
     for name, value in config.driver_env.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if config.hardware.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        # Not by the variable: the processes of engine and ranks would inherit it and take it for the user's.
         num_processes = 2 if isinstance(config.placement, FullyAsyncConfig) else 1
-        num_cores = len(os.sched_getaffinity(0))
-        os.environ["OMP_NUM_THREADS"] = str(max(1, num_cores // num_processes))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_processes))
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -219,7 +239,11 @@ def _configure_libraries(config: RunConfig) -> None:
 def main(arguments: Sequence[str]) -> int:
     """`python -m rl.driver RUN_FOLDER [OVERRIDE ...]`: a folder with a checked run.yaml, and the words it came from."""
     run_folder = Path(arguments[0])
-    return drive(load_run_yaml(run_folder / "run.yaml"), run_folder, overrides=arguments[1:])
+    try:
+        return drive(load_run_yaml(run_folder / "run.yaml"), run_folder, overrides=arguments[1:])
+    except ConfigError as error:
+        print(f"rl: {error}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from typing import Any
 
 from rl.protocols import (
     CheckpointStore,
+    EngineError,
     Evaluator,
     Placement,
+    Residency,
     RolloutEngine,
     RolloutStream,
     RunLogger,
@@ -62,6 +64,9 @@ class Run:
     """(groups, current policy version) -> batch."""
     cadence: Cadence
     progress: Progress
+    staleness_bound: int
+    """In published versions."""
+    publish_timeout_s: float
     restore_from: Path | None
     """Folder that the trainer continues from; None: a new run."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +85,7 @@ async def fit(run: Run) -> None:
     async with run.placement.training() as residency:
         if run.restore_from is not None:
             await run.trainer.load(run.restore_from)
-        await residency.publish(progress.policy_version)
+        await _publish(run, residency, progress.policy_version)
     if progress.step == 0 and cadence.evaluate_at_start:
         run.log.log(await evaluation_metrics(run), step=0)
     saved_step = progress.step
@@ -107,6 +112,7 @@ async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
     progress, cadence = run.progress, run.cadence
     with clock.phase("pack"):
         batch = run.pack(groups, progress.policy_version)
+    assert batch.metrics["staleness/max"] <= run.staleness_bound, "admission let a group become too stale"
     published: PublishStats | None = None
     with clock.phase("residency"):
         async with run.placement.training() as residency:
@@ -117,7 +123,7 @@ async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
             _advance(progress, groups)
             if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
                 with clock.phase("publish"):
-                    published = await residency.publish(progress.policy_version + 1)
+                    published = await _publish(run, residency, progress.policy_version + 1)
                 progress.policy_version, progress.unpublished_steps = published.version, 0
     metrics: dict[str, Any] = {}
     is_last = progress.step == cadence.total_steps
@@ -129,6 +135,18 @@ async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
     metrics |= clock.row(overlap_s=overlap_s, busy_s=run.stream.busy_s(), batch=batch)
     run.log.log(metrics, step=progress.step)
     run.log.log_rollouts(groups, step=progress.step)
+
+
+async def _publish(run: Run, residency: Residency, version: int) -> PublishStats:
+    """A publish waits for running requests; one that hangs must not hang the run."""
+    try:
+        async with asyncio.timeout(run.publish_timeout_s):
+            return await residency.publish(version)
+    except TimeoutError as error:
+        raise EngineError(
+            f"publishing version {version} took over {run.publish_timeout_s:.0f} s (stream.stall_timeout_s): a request "
+            "does not end, or the engine does not take the weights."
+        ) from error
 
 
 def _advance(progress: Progress, groups: list[RolloutGroup]) -> None:
@@ -149,8 +167,13 @@ def _step_metrics(run: Run, batch: TrainBatch, stats: StepStats, published: Publ
         "policy_version": progress.policy_version,
         "prompts_trained": progress.prompts_trained,
         "tokens_trained": progress.tokens_trained,
-        "memory/rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,  # Linux counts in KiB
+        "memory/rss_gib": _resident_gib(),
     }
+
+
+def _resident_gib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**30
 
 
 async def evaluation_metrics(run: Run) -> dict[str, float]:

@@ -8,9 +8,11 @@ named `step-*` is complete, whenever the process was killed.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +25,8 @@ from typing import Any
 
 from rl.config.schema import ConfigError, RunConfig
 from rl.protocols import Trainer
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
@@ -98,30 +102,40 @@ class Checkpoints:
 
     async def save(self, *, step: int, state: Mapping[str, Any], trainer: Trainer) -> None:
         self._folder.mkdir(exist_ok=True)
+        for unfinished in self._folder.glob("writing-*"):
+            shutil.rmtree(unfinished)
         temporary = self._folder / f"writing-{step:06d}"
-        if temporary.exists():
-            shutil.rmtree(temporary)
         (temporary / TRAINER).mkdir(parents=True)
         await trainer.save(temporary / TRAINER)
         (temporary / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
-        _write_manifest(temporary)
-        final = self._folder / f"step-{step:06d}"
-        if final.exists():
-            # Of a try that was killed after this step and resumed from before it.
-            shutil.rmtree(final)
-        temporary.rename(final)
+        await asyncio.to_thread(_write_manifest, temporary)  # reads every byte: the loop must go on meanwhile
+        temporary.rename(self._folder / f"step-{step:06d}")
         _flush(self._folder)
         for old in self._in_order()[: -self._keep_last]:
-            shutil.rmtree(old)
+            try:
+                shutil.rmtree(old)
+            except OSError as error:
+                log.warning("the old checkpoint %s could not be deleted: %s", old, error)
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; a damaged one is named and passed over. None: start from the beginning."""
-        for folder in reversed(self._in_order()):
+        """The newest whole checkpoint. A damaged one is named and renamed, so that it is in nobody's way.
+
+        None where no checkpoint was ever completed. Raises ConfigError if there are some and none is whole.
+        """
+        folders = self._in_order()
+        for folder in reversed(folders):
             damage = _damage(folder)
             if damage is None:
                 state = json.loads((folder / STATE).read_text(encoding="utf-8"))
                 return Checkpoint(folder, step=int(folder.name.removeprefix("step-")), state=state)
-            print(f"checkpoint {folder} is damaged and passed over: {damage}", flush=True)
+            aside = folder.with_name(f"damaged-{folder.name}-{time.time_ns()}")
+            folder.rename(aside)
+            print(f"checkpoint {folder} is damaged ({damage}): passed over and kept as {aside.name}", flush=True)
+        if folders or any(self._folder.glob("damaged-*")):
+            raise ConfigError(
+                f"no checkpoint in {self._folder} is whole. Restore one from a copy, or start a new run: the same "
+                "command with clean=true or another output_dir."
+            )
         return None
 
     def _in_order(self) -> list[Path]:

@@ -14,6 +14,7 @@ RunConfig.staleness_bound.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ from rl.protocols import Algorithm, RolloutEngine, Task
 from rl.types import Reward, RewardError, RolloutGroup, Sampling
 
 FAILED_HISTORY_BATCHES = 10
+
+
+log = logging.getLogger(__name__)
 
 
 class StreamError(RuntimeError):
@@ -85,6 +89,7 @@ class GroupStream:
         """Group ids that a restored checkpoint had in flight, to be admitted first."""
         self._progress = asyncio.Event()
         self._error: BaseException | None = None
+        self._last_reward_error: RewardError | None = None
         self._recent_failures: deque[bool] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
         self._is_open = False
         self.accounting = Accounting()
@@ -220,7 +225,9 @@ class GroupStream:
         assert indices == list(range(values.group_size)), f"group {group_id} came back with samples {indices}"
         try:
             rewards = await self._task.grade(prompt, rollouts)
-        except RewardError:
+        except RewardError as error:
+            log.warning("group %d (%s) is dropped: %s", group_id, prompt.prompt_id, error)
+            self._last_reward_error = error
             return "reward_error"
         group = RolloutGroup(group_id, prompt, rollouts, min(rollout.min_policy_version for rollout in rollouts))
         self._judge(group, rewards)
@@ -264,8 +271,8 @@ class GroupStream:
             raise StreamError(
                 f"the grader failed on {failed} of the last {seen} groups, more than stream.max_failed_fraction="
                 f"{self._values.max_failed_fraction} of the groups of {FAILED_HISTORY_BATCHES} batches. These are "
-                "errors of the grader, not wrong answers; see the log."
-            )
+                f"errors of the grader, not wrong answers; the last one: {self._last_reward_error}"
+            ) from self._last_reward_error
 
     def _stall_message(self, num_taken: int) -> str:
         waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.is_in_flight]

@@ -132,6 +132,11 @@ def check_staleness(config: RunConfig) -> None:
             f"placement=colocated needs placement.publish_every=1 (got {placement.publish_every}): the engine drops "
             "its weights while the trainer holds the devices. Use placement=fully_async, or drop the override."
         )
+    if config.evaluation.every % placement.publish_every:
+        raise ConfigError(
+            f"evaluation.every={config.evaluation.every} must be a multiple of placement.publish_every="
+            f"{placement.publish_every}: between publishes the engine holds older weights than the step's."
+        )
     if config.window < step:
         raise ConfigError(
             f"stream.window={config.window} must be at least algorithm.prompts_per_step={step}: a batch is taken from "

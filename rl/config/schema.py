@@ -265,7 +265,8 @@ class PlacementConfig:
     trainer_ranks: int = 1
     """Data-parallel ranks. One runs in this process; more are Ray actors."""
     max_staleness: float = 0.0
-    """How many published versions older than the trainer's the oldest trained rollout may be, by admission."""
+    """How many published versions older than the trainer's the oldest trained rollout may be, by admission. A window of
+    more than one batch adds to it; `mode=plan` prints the bound that follows, and no run exceeds it."""
     publish_every: int = 1
     """Steps per weight publish."""
 
@@ -385,7 +386,8 @@ class StreamConfig:
     max_failed_fraction: float = 0.1
     """The run stops when more of the groups of the last 10 batches were dropped because their grader failed."""
     stall_timeout_s: float = 1800.0
-    """The run stops when no group finishes for so long while the trainer waits for a batch."""
+    """The run stops when no group finishes for so long while the trainer waits for a batch. Also the limit of one
+    publish, which waits for running requests."""
 
 
 @dataclass

@@ -29,8 +29,8 @@ DRAW_EVERY_S = 300.0
 class RunLog:
     """metrics.jsonl first, then terminal, tracker, samples and curves. One row per step, in order.
 
-    Step 0 is before training. `resume_step`: the step of the checkpoint that the run continues from; rows past it are
-    set aside. None: a new run.
+    Step 0 is before training. `resume_step`: the step of the checkpoint that the run continues from, -1 if it starts
+    again without one; rows past it are set aside. None: a new run.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RunLog:
             self._samples.note_resume(resume_step)
             self._last_step = resume_step
         self._metrics = MetricsFile(self._metrics_path)
-        self._report = ConsoleReport(total_steps=total_steps, first_step=resume_step or 0, console=console)
+        self._report = ConsoleReport(total_steps=total_steps, first_step=max(resume_step or 0, 0), console=console)
         self._curves = CurvesProcess(run_folder, title=name)
         self._start = self._last_drawn = time.monotonic()
         self._is_closed = False

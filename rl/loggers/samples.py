@@ -48,7 +48,8 @@ class SamplesFile:
     def note_resume(self, step: int) -> None:
         """Marks that samples of later steps above this line belong to steps that are done again."""
         if self._path.exists():
-            self._append(f"{'=' * 100}\nresumed after step {step}: later steps are sampled again below\n")
+            where = f"resumed after step {step}" if step >= 0 else "started again"
+            self._append(f"{'=' * 100}\n{where}: later steps are sampled again below\n")
 
     def _append(self, text: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:

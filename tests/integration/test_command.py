@@ -112,6 +112,16 @@ def test_a_bad_point_is_refused_before_any_point_starts(warm_model: Path, tmp_pa
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_point_that_fails_later_is_reported_in_one_line_and_the_others_run(warm_model: Path, tmp_path: Path):
+    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
+    done = rl("-m", *words, "task.max_prompt_tokens=5,16", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "rl: prompt arithmetic:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "failed (exit code 2)" in done.stdout
+    assert len(read_metrics(tmp_path / "sweep" / "001" / "metrics.jsonl")) == 3
+
+
 def test_plan_prints_parts_devices_and_the_staleness_bound_without_starting(tmp_path: Path):
     words = ("experiment=quickstart", "hardware=h200x1", "placement=fully_async", "hardware.gpus_per_node=4")
     output = run_ok(*words, "mode=plan", cwd=tmp_path)

@@ -65,7 +65,9 @@ def check_killed_runs(num_kills: int, warm_model: Path, tmp_path: Path) -> None:
     num_killed = 0
     while num_killed < num_kills:
         process = start(*words, cwd=tmp_path)
-        if num_killed % 4 == 3:
+        if num_killed == 0:
+            wait_for_step(process, killed, 1)  # before the first checkpoint: the run starts again
+        elif num_killed % 4 == 3:
             time.sleep(rng.uniform(0.5, 8.0))
         else:
             beyond = max(last_step(killed), 2) + rng.randint(1, max(1, 2 * (STEPS - 4) // num_kills - 1))
@@ -74,15 +76,14 @@ def check_killed_runs(num_kills: int, warm_model: Path, tmp_path: Path) -> None:
         process.kill()
         output, _ = process.communicate()
         resumed_at += [int(step) for step in re.findall(r"continuing from step (\d+)", output)]
-        if process.returncode == 0:
-            break  # it was done before its time came
         assert process.returncode == -signal.SIGKILL, output
         num_killed += 1
         words = [f"resume={killed}"]
     output = run_ok(f"resume={killed}", cwd=tmp_path)
     resumed_at += [int(step) for step in re.findall(r"continuing from step (\d+)", output)]
     print(f"{num_killed} kills; continued from steps {resumed_at}")
-    assert len(resumed_at) >= 0.7 * num_kills
+    assert num_killed == num_kills
+    assert len(resumed_at) >= 0.5 * num_kills
     assert curve(killed) == curve(whole)
     assert weights_digest(killed, tmp_path) == weights_digest(whole, tmp_path)
 
@@ -146,10 +147,22 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(warm_model:
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     output = run_ok(f"resume={folder}", "steps=6", cwd=tmp_path)
-    assert f"{victim} is damaged and passed over: trainer/weights/{weights.name} has other contents" in output
+    assert f"checkpoint {victim} is damaged (trainer/weights/{weights.name} has other contents" in output
     assert "continuing from step 3" in output
     assert [step for step, _, _ in curve(folder)] == list(range(7))
     assert list(folder.glob("metrics.set_aside.*.jsonl"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again_with_a_clean_curve(warm_model: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    process = start(*words_for(warm_model, folder), "checkpoint.every=0", "steps=6", cwd=tmp_path)
+    wait_for_step(process, folder, 2)
+    process.kill()
+    process.communicate()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward/me')  # a line torn by the kill
+    run_ok(f"resume={folder}", cwd=tmp_path)
+    assert [step for step, _, _ in curve(folder)] == list(range(7))
 
 
 def test_resume_changes_steps_and_logger_and_nothing_else(warm_model: Path, tmp_path: Path):
