@@ -55,3 +55,28 @@ def write_tiny_qwen3(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     )
     model.save_pretrained(folder)
     return folder
+
+
+def write_tiny(model_type: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """A random causal model of transformers' `model_type`, two layers, no tokenizer. `overrides` go to its config."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values: dict[str, Any] = {
+        "vocab_size": 2 + len(CHARACTERS),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    } | overrides
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder

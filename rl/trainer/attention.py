@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from rl.config.schema import ConfigError
 from rl.types import IntArray
 
 try:
@@ -24,6 +25,17 @@ except ImportError:
     varlen_attn = None
 
 PACKED = "packed"
+
+_WITHOUT_EFFECT = frozenset(
+    {
+        # Bounds and positions that are known already.
+        *("cu_seq_lens_k", "max_length_k", "position_ids", "position_embeddings", "cache_position"),
+        # What a forward pass returns; there is no cache.
+        *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "config"),
+        "dropout",  # off on purpose
+    }
+)
+"""Keyword arguments of transformers' attention layers that change no output here."""
 
 
 def equal_length_runs(cu_seqlens: IntArray) -> list[tuple[int, int]]:
@@ -49,11 +61,20 @@ def packed_attention(
     sequence_runs: Sequence[tuple[int, int]],
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, T, head_dim], key, value [1, kv_heads, T, head_dim] -> [1, T, heads, head_dim]. No dropout."""
+    """query [1, heads, T, head_dim], key, value [1, kv_heads, T, head_dim] -> [1, T, heads, head_dim]. No dropout.
+
+    ConfigError for a keyword argument that would change the output and is not implemented, such as the sinks of GPT-OSS
+    (`s_aux`) or the `softcap` of Gemma 2: without it log-probs would be silently wrong.
+    """
     assert attention_mask is None, "packed attention takes sequence bounds, not a mask"
-    assert getattr(module, "is_causal", True), "packed attention is causal"
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT)
+    if unknown:
+        raise _unsupported(module, f"{', '.join(unknown)}, which the trainer's attention does not implement")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise _unsupported(module, "is_causal=False, and the trainer's attention is causal")
     if sliding_window is not None and sliding_window >= max_length_q:
         sliding_window = None
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
@@ -61,6 +82,10 @@ def packed_attention(
     else:
         output = _by_runs(query, key, value, sequence_runs, scaling, sliding_window)
     return output.unsqueeze(0), None
+
+
+def _unsupported(module: nn.Module, what: str) -> ConfigError:
+    return ConfigError(f"model: {type(module).__name__} needs {what}: its log-probs would be wrong. Use another model.")
 
 
 def _flash(

@@ -37,7 +37,7 @@ class FSDPTrainer(PolicyRank[Policy]):
 
     def _sharded_policy(self, *, master_dtype: torch.dtype, recompute: bool) -> Policy:
         """Loads, casts and shards layer by layer: the host holds the checkpoint in its own dtype, never twice."""
-        model = load_model(self.model_folder)
+        model = load_model(self.model_folder, packing=self.config.packing)
         if recompute:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         policy = Policy(model, logprob_chunk_tokens=self.config.logprob_chunk_tokens).train()

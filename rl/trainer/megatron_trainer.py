@@ -42,7 +42,7 @@ class MegatronTrainer(PolicyRank["MegatronPolicy"]):
         super().__init__(config, **arguments)
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(tensor_model_parallel_size=1)
-        hf_model = load_model(self.model_folder)
+        hf_model = load_model(self.model_folder, packing=self.config.packing)
         check_model(hf_model.config, self.model_folder)
         self._hf_config = hf_model.config
         self._table: list[Correspondence] = dense_qwen3(

@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, Packing
 from rl.trainer.attention import PACKED, equal_length_runs
 from rl.trainer.logprobs import token_logprobs
 from rl.types import BoolArray, MicroBatch
@@ -17,9 +23,19 @@ from rl.types import BoolArray, MicroBatch
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Config keys of models that change logits after the head, and the value that means no change."""
 
+_PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+_UNPACKABLE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "moe"}
+"""transformers' `layer_types` that carry a state along the sequence (and `moe`, in models that have such layers too).
+They know no sequence bounds, so a sequence must be alone in its micro-batch."""
 
-def load_model(model_folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """The model of a Hugging Face folder on the CPU, with packed attention and without dropout."""
+
+def load_model(
+    model_folder: Path, *, dtype: torch.dtype | str = "auto", packing: Packing = Packing.tokens
+) -> PreTrainedModel:
+    """The model of a Hugging Face folder on the CPU, with packed attention and without dropout.
+
+    ConfigError for a model whose log-probs would be wrong under `packing`.
+    """
     config = AutoConfig.from_pretrained(model_folder)
     text_config = config.get_text_config()
     for key, neutral in _LOGIT_TRANSFORMS.items():
@@ -29,16 +45,49 @@ def load_model(model_folder: Path, *, dtype: torch.dtype | str = "auto") -> PreT
                 f"model: {key}={value} in {model_folder}/config.json. The trainer computes logits as the output head "
                 f"gives them, so a model that changes them afterwards is not supported. Use another model."
             )
+    _check_layers(text_config, model_folder, packing)
     if hasattr(config, "vision_config"):
         attention: Any = {"text_config": PACKED, "vision_config": "sdpa"}
         auto_class: Any = AutoModelForImageTextToText
     else:
         attention, auto_class = PACKED, AutoModelForCausalLM
     model: PreTrainedModel = auto_class.from_pretrained(model_folder, dtype=dtype, attn_implementation=attention)
+    if packing is Packing.tokens and model._is_stateful:  # also without `layer_types`, such as RecurrentGemma
+        raise _unpackable(f"{type(model).__name__} carries a state along the sequence", model_folder)
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        raise ConfigError(
+            f"model: the model of {model_folder} has attention sinks, which the trainer's attention does not "
+            "implement. Use another model."
+        )
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
+
+
+def _check_layers(text_config: PreTrainedConfig, model_folder: Path, packing: Packing) -> None:
+    # The attention of Gemma 2 takes this; asked here, it costs no loading and no rollouts.
+    softcap = getattr(text_config, "attn_logit_softcapping", None)
+    if softcap is not None:
+        raise ConfigError(
+            f"model: attn_logit_softcapping={softcap} in {model_folder}/config.json, which the trainer's attention "
+            "does not implement. Use another model."
+        )
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if unknown := sorted(kinds - _PACKABLE_LAYERS - _UNPACKABLE_LAYERS):
+        raise ConfigError(
+            f"model: layer_types of {model_folder}/config.json holds {', '.join(unknown)}, which the trainer's "
+            "attention does not implement. Use another model."
+        )
+    if packing is Packing.tokens and (stateful := sorted(kinds - _PACKABLE_LAYERS)):
+        raise _unpackable(f"layer_types holds {', '.join(stateful)}", model_folder)
+
+
+def _unpackable(why: str, model_folder: Path) -> ConfigError:
+    return ConfigError(
+        f"backend.trainer.packing={Packing.tokens.value} with the model of {model_folder}: {why}, which would run on "
+        "from one packed sequence into the next. Use backend.trainer.packing=one_sequence."
+    )
 
 
 def positions_to_score(score_mask: BoolArray) -> torch.Tensor:

@@ -9,12 +9,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, OldLogprobs, OptimizerConfig, Packing, Schedule
+from rl.config.schema import ConfigError, Dtype, FSDPConfig, GRPOConfig, OldLogprobs, OptimizerConfig, Packing, Schedule
 from rl.trainer.checkpoint import check_export
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.trainer.packing import pack
 from rl.types import RolloutGroup, StepStats, TrainBatch
 from tests.made_groups import made_batch, made_group
+from tests.tiny_models import write_tiny
 
 GROUPS = 4
 
@@ -94,6 +95,16 @@ def test_accumulation_equals_one_large_batch(tiny_qwen3):
     for num_micro in (4, 8):
         for name, gradient in results[num_micro][0].items():
             torch.testing.assert_close(gradient, whole[name], atol=1e-6, rtol=1e-5, msg=f"{num_micro} {name}")
+
+
+def test_a_model_with_recurrent_layers_trains_on_one_sequence_at_a_time_only(tmp_path):
+    folder = write_tiny("qwen3_5_text", tmp_path / "model", layer_types=["linear_attention", "full_attention"])
+    with pytest.raises(ConfigError, match=r"backend\.trainer\.packing=one_sequence"):
+        trainer(folder)
+    run = trainer(folder, packing=Packing.one_sequence)
+    batch = packed(made_batch(1, 4), packing=Packing.one_sequence)
+    assert len(gradients(run, batch)) == len(list(run.model.parameters()))
+    assert math.isfinite(step(run, batch).metrics["train/grad_norm"])
 
 
 def test_gradient_is_that_of_the_loss_written_out(tiny_qwen3):

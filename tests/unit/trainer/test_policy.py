@@ -8,30 +8,34 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Packing
-from rl.trainer.attention import equal_length_runs
+from rl.trainer.attention import equal_length_runs, packed_attention
 from rl.trainer.logprobs import token_logprobs
 from rl.trainer.packing import pack
 from rl.trainer.policy import Policy, load_model
 from rl.types import MicroBatch, RolloutGroup
 from tests.made_groups import made_batch
-from tests.tiny_models import write_tiny_qwen3
+from tests.tiny_models import write_tiny, write_tiny_qwen3
 
 
 def micro_batch(groups: list[RolloutGroup]) -> MicroBatch:
+    (micro,) = micro_batches(groups, Packing.tokens)
+    return micro
+
+
+def micro_batches(groups: list[RolloutGroup], packing: Packing) -> list[MicroBatch]:
     batch = pack(
         groups,
         prompts_per_mini_batch=None,
         num_ranks=1,
         max_tokens_per_micro_batch=10_000,
-        packing=Packing.tokens,
+        packing=packing,
         policy_version=0,
         skip_zero_advantage=False,
     )
-    (micro,) = batch.mini_batches[0][0]
-    return micro
+    return batch.mini_batches[0][0]
 
 
 def policy_of(folder: Path, chunk_tokens: int = 10_000) -> Policy:
@@ -190,3 +194,75 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(tmp_path):
     folder = write_tiny_qwen3(tmp_path / "model", final_logit_softcapping=30.0)
     with pytest.raises(ConfigError, match="final_logit_softcapping=30"):
         load_model(folder)
+
+
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""One layer of Gated DeltaNet (arXiv:2412.06464), whose state runs along the sequence, and one of attention."""
+HYBRIDS = {
+    "qwen3_next": HYBRID
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": HYBRID,
+}
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_a_recurrent_layer_is_refused_in_packs_and_right_alone(tmp_path, model_type):
+    folder = write_tiny(model_type, tmp_path / "model", **HYBRIDS[model_type])
+    with pytest.raises(ConfigError, match=r"linear_attention.*backend\.trainer\.packing=one_sequence"):
+        load_model(folder, packing=Packing.tokens)
+    policy = Policy(load_model(folder, packing=Packing.one_sequence), logprob_chunk_tokens=10_000)
+    micros = micro_batches(made_batch(2, 3), Packing.one_sequence)
+    assert len(micros) == 6
+    for micro in micros:
+        logprobs, _ = policy(micro, micro.loss_mask)
+        np.testing.assert_allclose(logprobs.detach(), plain_logprobs(folder, micro)[0], atol=1e-5)
+
+
+def test_a_recurrent_model_without_layer_types_is_refused_in_packs(tmp_path):
+    folder = write_tiny("recurrent_gemma", tmp_path / "model", lru_width=32)
+    assert getattr(AutoConfig.from_pretrained(folder), "layer_types", None) is None
+    with pytest.raises(ConfigError, match=r"backend\.trainer\.packing=one_sequence"):
+        load_model(folder, packing=Packing.tokens)
+
+
+def test_chunked_attention_is_refused_in_every_packing(tmp_path):
+    folder = write_tiny_qwen3(tmp_path / "model", layer_types=["chunked_attention", "full_attention"])
+    for packing in Packing:
+        with pytest.raises(ConfigError, match="chunked_attention"):
+            load_model(folder, packing=packing)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides", "message"),
+    [
+        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}, "attention sinks"),
+        ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50"),
+    ],
+)
+def test_a_model_whose_attention_does_more_is_refused(tmp_path, model_type, overrides, message):
+    folder = write_tiny(model_type, tmp_path / "model", **overrides)
+    with pytest.raises(ConfigError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("keyword", [{"s_aux": torch.zeros(2)}, {"softcap": 50.0}, {"is_causal": False}, {"new": True}])
+def test_attention_refuses_keywords_that_it_would_drop(keyword):
+    query = torch.randn(1, 2, 3, 8)
+    known = {"cu_seq_lens_q": torch.tensor([0, 3], dtype=torch.int32), "max_length_q": 3, "sequence_runs": [(1, 3)]}
+    packed_attention(torch.nn.Identity(), query, query, query, None, **known, dropout=0.1, softcap=None, is_causal=True)
+    with pytest.raises(ConfigError, match=next(iter(keyword))):
+        packed_attention(torch.nn.Identity(), query, query, query, None, **known, **keyword)
+
+
+def test_sliding_windows_of_gemma_3_equal_those_of_the_plain_model(tmp_path):
+    layer_types = ["sliding_attention", "full_attention"]
+    folder = write_tiny("gemma3_text", tmp_path / "model", sliding_window=4, layer_types=layer_types)
+    micro = micro_batch(made_batch(2, 4, response_tokens=[9, 1, 5, 5]))
+    logprobs, _ = policy_of(folder)(micro, micro.loss_mask)
+    np.testing.assert_allclose(logprobs.detach(), plain_logprobs(folder, micro)[0], atol=1e-5)
