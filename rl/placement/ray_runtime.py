@@ -6,11 +6,15 @@ import logging
 import os
 from pathlib import Path
 
+from rl.config.schema import ConfigError
+
 OBJECT_STORE_BYTES = 2 * 2**30
 """At most. It holds a few buckets of weights and the rollouts on their way, and is mapped as it fills."""
 
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
+OWN_THREADS = "RL_OMP_NUM_THREADS_IS_OURS"
+"""The driver sets it to 1 where OMP_NUM_THREADS is its own choice for this process."""
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # An actor that asks Ray for no GPU sees those that its own environment names.
@@ -62,10 +66,28 @@ def shutdown_ray() -> None:
 def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
     """Environment of an actor's process. A value that the user has set wins, but not over which devices it sees.
 
-    On a CPU an actor has one thread unless either says otherwise.
+    On a CPU an actor has one thread unless either says otherwise; what OWN_THREADS marks is not the user's.
     """
+    _check_device_variables(env)
+    users = dict(os.environ)
+    if users.get(OWN_THREADS) == "1":
+        users.pop("OMP_NUM_THREADS", None)
     own = {"OMP_NUM_THREADS": "1"} | env if device == "cpu" else env
-    return {name: value if name in DEVICE_VARIABLES else os.environ.get(name, value) for name, value in own.items()}
+    return {name: value if name in DEVICE_VARIABLES else users.get(name, value) for name, value in own.items()}
+
+
+def _check_device_variables(env: dict[str, str]) -> None:
+    """ROCm counts CUDA_VISIBLE_DEVICES among what its own variables leave, so that both would choose twice."""
+    if "CUDA_VISIBLE_DEVICES" not in env:
+        return
+    for name in DEVICE_VARIABLES[1:]:
+        value = env.get(name, os.environ.get(name))
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value} and CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']}, which this run sets for one "
+                f"of its processes, would both choose GPUs. Unset {name} and name the GPUs of the run in "
+                "CUDA_VISIBLE_DEVICES, which ROCm reads too."
+            )
 
 
 def own_log() -> str | None:

@@ -13,13 +13,12 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
-from rl.placement.ray_runtime import ensure_ray
+from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, own_log
 from rl.protocols import Bucket, TrainerRank, UpdateManifest
 from rl.types import StepStats, TrainBatch
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
-LAST_LINES = 20
 
 
 class TrainerRankError(RuntimeError):
@@ -110,8 +109,7 @@ class _RankHost:
         """(node id, process id, file that stderr goes to, if it is one)."""
         import ray
 
-        target = os.readlink("/proc/self/fd/2") if os.path.exists("/proc/self/fd/2") else None
-        return ray.get_runtime_context().get_node_id(), os.getpid(), target
+        return ray.get_runtime_context().get_node_id(), os.getpid(), own_log()
 
     def open_store(self, *, num_ranks: int, one_node: bool) -> str:
         """Serves the ranks' meeting point on a free port, and gives its address."""
@@ -198,8 +196,7 @@ class _Actors:
                 f"placement.trainer_ranks={self._num_ranks} needs as many {resource}s, and Ray has {available:g}. "
                 f"Lower placement.trainer_ranks or start Ray with more."
             )
-        env = {"OMP_NUM_THREADS": "1"} if self._device == "cpu" else {}
-        env |= {key: value for key, value in self._env.items() if key not in os.environ}
+        env = actor_env(self._env, device=self._device)
         one_node = len(ray.nodes()) == 1
         if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
             env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -242,7 +239,7 @@ class _Actors:
         rank, error = _root_cause(failed)
         for task in pending:
             task.cancel()
-        tail = self._last_lines(rank)
+        tail = last_lines(self._logs[rank]) if self._logs else ""
         self._end()
         assert error is not None
         if isinstance(cause := getattr(error, "cause", None), ConfigError):
@@ -251,13 +248,6 @@ class _Actors:
             raise error
         pid = f" (pid {self._pids[rank]})" if self._pids else ""
         raise TrainerRankError(f"rank {rank}{pid} of the trainer failed in {method}: {error}\n{tail}") from error
-
-    def _last_lines(self, rank: int) -> str:
-        log = self._logs[rank] if rank < len(self._logs) else None
-        if log is None or not os.path.isfile(log):
-            return ""
-        lines = Path(log).read_text(errors="replace").splitlines()[-LAST_LINES:]
-        return "\n".join([f"last lines of {log}:", *lines])
 
     def _end(self) -> None:
         import ray

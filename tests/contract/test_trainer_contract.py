@@ -57,7 +57,14 @@ def ray_cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def group(folder: Path, num_ranks: int, *, config: type[TrainerConfig] = FSDPConfig, lr: float = 1e-2) -> TrainerGroup:
+def group(
+    folder: Path,
+    num_ranks: int,
+    *,
+    config: type[TrainerConfig] = FSDPConfig,
+    lr: float = 1e-2,
+    env: dict[str, str] | None = None,
+) -> TrainerGroup:
     return TrainerGroup(
         config(optimizer=OptimizerConfig(lr=lr), compute_dtype=Dtype.float32),
         model_folder=folder,
@@ -66,6 +73,7 @@ def group(folder: Path, num_ranks: int, *, config: type[TrainerConfig] = FSDPCon
         num_ranks=num_ranks,
         seed=0,
         total_updates=20,
+        env=env,
     )
 
 
@@ -297,6 +305,21 @@ async def test_a_rank_that_dies_is_named_and_nothing_hangs(tiny_qwen3, ray_clust
     with pytest.raises(TrainerRankError, match=r"rank 1 \(pid \d+\) of the trainer failed in step"):
         await asyncio.wait_for(trainer.step(batch(2, 0)), timeout=60)
     assert time.monotonic() - begin < 60
+    await trainer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("users", "expected"), [(None, {b"A=1", b"OMP_NUM_THREADS=3"}), ("2", {b"OMP_NUM_THREADS=2"})])
+async def test_ranks_get_the_configured_environment_and_the_users_first(
+    tiny_qwen3, ray_cluster, monkeypatch, users, expected
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if users is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    trainer = group(tiny_qwen3, 2, env={"A": "1", "OMP_NUM_THREADS": "3"})
+    await trainer.start()
+    for pid in trainer._ranks._pids:
+        assert set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) >= expected
     await trainer.close()
 
 
