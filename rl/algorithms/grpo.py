@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl.config.schema import GRPOConfig
+from rl.config.schema import ConfigError, GRPOConfig, KlEstimator
 from rl.protocols import LossInputs, LossOutput
 from rl.types import Rollout, RolloutGroup
 
@@ -19,8 +19,19 @@ STD_EPS = 1e-6
 
 class GRPO:
     def __init__(self, config: GRPOConfig):
+        self.check(config)
         self.config = config
         self.uses_reference = config.kl_coef > 0.0
+
+    @classmethod
+    def check(cls, config: GRPOConfig) -> None:
+        """What can be wrong with the settings of the loss, without torch."""
+        if config.kl_coef > 0.0 and config.kl_estimator is KlEstimator.k1:
+            raise ConfigError(
+                f"algorithm.kl_estimator=k1 with algorithm.kl_coef={config.kl_coef}: as a term of the loss k1 has a "
+                "mean gradient of zero, so it would hold the policy to nothing. Use algorithm.kl_estimator=k2 or k3, or "
+                "algorithm.kl_coef=0."
+            )
 
     def shape_reward(self, rollout: Rollout) -> float:
         return rollout.reward

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl.algorithms.grpo import GRPO
-from rl.config.schema import GRPOConfig, KlEstimator
+from rl.config.schema import ConfigError, GRPOConfig, KlEstimator
 from rl.protocols import Algorithm, LossInputs
 from tests.made_groups import made_group
 
@@ -158,6 +158,12 @@ def test_kl_term_is_weighted_and_reported():
     output = grpo(kl_coef=0.1, kl_estimator=KlEstimator.k2).loss(inputs)
     assert output.loss.item() == pytest.approx(0.1 * 0.125)
     assert output.token_sums["train/kl_ref"].item() == pytest.approx(0.125)
+
+
+def test_a_kl_term_without_a_gradient_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_estimator=k1 with algorithm\.kl_coef=0\.1"):
+        grpo(kl_coef=0.1, kl_estimator=KlEstimator.k1)
+    assert not grpo(kl_coef=0.0, kl_estimator=KlEstimator.k1).uses_reference
 
 
 def test_pairs_of_groups_do_not_share_statistics():
