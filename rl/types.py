@@ -196,8 +196,6 @@ class TrainBatch:
     """[update] loss tokens over all ranks and micro-batches: the denominator of a token mean."""
     num_loss_sequences: list[int]
     """[update] sequences with at least one loss token, likewise."""
-    policy_versions: NDArray[np.int64]
-    """[P*G] min_policy_version of each rollout."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 

@@ -45,7 +45,6 @@ def pack(
         mini_batches=[],
         num_loss_tokens=[],
         num_loss_sequences=[],
-        policy_versions=np.array([r.min_policy_version for g in groups for r in g.rollouts], dtype=np.int64),
         metrics=batch_metrics(groups, policy_version=policy_version),
     )
     for start in range(0, len(groups), per_update):
