@@ -182,6 +182,10 @@ class Algorithm(Protocol):
     def loss(self, inputs: LossInputs) -> LossOutput: ...
 
 
+MAX_LOG_RATIO = 20.0
+"""Bound of a log-ratio before exp; exp(20) = 4.9e8: past every clip bound and far from the fp32 overflow at 88."""
+
+
 @dataclass(slots=True)
 class LossInputs:
     """One micro-batch, as tensors [T]. Log-probs are at the sampling temperature."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from rl.config.schema import KlEstimator
-
-MAX_LOG_RATIO = 20.0
-"""exp(20) = 4.9e8: past every clip bound and far from the fp32 overflow at 88."""
+from rl.protocols import MAX_LOG_RATIO
 
 
 def bounded(log_ratio: torch.Tensor) -> torch.Tensor:

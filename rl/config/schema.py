@@ -9,11 +9,15 @@ name: `mode=plan` is what people type.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""Form of a hub id (`name` or `owner/name`) in model.path and task.path."""
 
 
 class ConfigError(ValueError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError, ModelConfig
+from rl.config.schema import HUB_ID, ConfigError, ModelConfig
 from rl.model.shape import ModelShape, params_in_files, read_config_json, shape_of
 from rl.protocols import Task
 
@@ -24,8 +23,6 @@ DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tikto
 OLD_ROPE_KEYS = ("rope_theta", "rope_scaling")
 """Older config.json files hold these at the top level; the config class folds them into `rope_parameters`."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class HuggingFaceModel:
@@ -100,7 +97,7 @@ def local_folder(config: ModelConfig) -> Path | None:
     path = Path(config.path).expanduser()
     if path.is_dir():
         return path.resolve()
-    if path.exists() or _HUB_ID.fullmatch(config.path) is None:
+    if path.exists() or HUB_ID.fullmatch(config.path) is None:
         raise ConfigError(
             f"model.path={config.path}: there is no such folder. Give a folder in Hugging Face layout, or a hub id "
             "(owner/name)."

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError
+from rl.config.schema import HUB_ID, ConfigError
 
 Row = dict[str, Any]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _EXAMPLE_CHARACTERS = 200
 
 
 def is_hub_id(path: str) -> bool:
     """True if `path` is no file or folder here and has the form `name` or `owner/name`."""
-    return not Path(path).expanduser().exists() and _HUB_ID.fullmatch(path) is not None
+    return not Path(path).expanduser().exists() and HUB_ID.fullmatch(path) is not None
 
 
 def read_rows(path: Path, *, key: str) -> list[Row]:

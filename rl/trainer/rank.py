@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, OldLogprobs, TrainerConfig
-from rl.protocols import Algorithm, Bucket, LossInputs, TensorSpec, UpdateManifest
+from rl.protocols import MAX_LOG_RATIO, Algorithm, Bucket, LossInputs, TensorSpec, UpdateManifest
 from rl.trainer import checkpoint
 from rl.trainer.distributed import join_ranks
 from rl.trainer.metrics import StepMetrics
@@ -28,8 +28,6 @@ from rl.trainer.schedule import lr_at
 from rl.types import FloatArray, MicroBatch, StepStats
 
 BUCKET_BYTES = 64 * 2**20
-MAX_LOG_RATIO = 20.0
-
 
 PolicyModule = TypeVar("PolicyModule", bound=nn.Module)
 
