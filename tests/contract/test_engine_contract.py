@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 
 from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, LocalRolloutConfig, OptimizerConfig, VLLMRolloutConfig
 from rl.placement.ray_runtime import shutdown_ray
-from rl.protocols import EngineError, EngineUnfit, RolloutEngine, TensorSpec, UpdateManifest
+from rl.protocols import EngineError, EngineUnfit, RolloutEngine
 from rl.trainer.group import TrainerGroup
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from rl.weights.publish import publish_weights
+from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.tiny_models import write_tiny_qwen3
 
 Weights = list[tuple[str, torch.Tensor]]
@@ -131,41 +132,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def weights_of(model: Any) -> Weights:
-    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-
-
-def manifest_of(weights: Weights, version: int) -> UpdateManifest:
-    return UpdateManifest(version, tuple(TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in weights))
-
-
-async def publish(engine: RolloutEngine, model: Any, version: int) -> None:
-    weights = weights_of(model)
-    update = await engine.open_update(manifest_of(weights, version))
-    for start in range(0, len(weights), 5):
-        await update.send(weights[start : start + 5])
-    await update.commit(version)
-
-
 async def sample(
     engine: RolloutEngine, prompt: Prompt = PROMPT, *, n: int = 4, group_id: int = 0, sampling: Sampling = SAMPLING
 ) -> list[Rollout]:
-    rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=n, sampling=sampling)]
-    return sorted(rollouts, key=lambda rollout: rollout.index)
-
-
-def reference_logprobs(model: Any, rollout: Rollout) -> np.ndarray:
-    """By one forward pass over the whole rollout, without a cache."""
-    ids = torch.tensor(rollout.token_ids[None].astype(np.int64))
-    with torch.no_grad():
-        table = torch.log_softmax(model(ids).logits[0, :-1] / (rollout.temperature or 1.0), -1)
-    values = table.gather(1, ids[0, 1:, None])[:, 0].numpy()
-    return np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
+    return await sample_group(engine, prompt, n=n, group_id=group_id, sampling=sampling)
 
 
 def assert_samples_of(rollouts: list[Rollout], model: Any, *, atol: float) -> None:
     for rollout in rollouts:
-        np.testing.assert_allclose(rollout.rollout_logprobs, reference_logprobs(model, rollout), atol=atol)
+        expected = logprobs_of(model, rollout, rollout.temperature or 1.0)
+        np.testing.assert_allclose(rollout.rollout_logprobs, expected, atol=atol)
 
 
 def tokens(rollouts: list[Rollout]) -> list[list[int]]:
