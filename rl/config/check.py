@@ -76,6 +76,7 @@ def check_run_config(config: RunConfig) -> None:
     check_training_sampling(config)
     check_staleness(config)
     check_devices(config)
+    check_algorithm(config)
     check_model(config)
     num_prompts = check_data(config)
     if num_prompts is not None:
@@ -205,6 +206,10 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
     if isinstance(config.backend.trainer, MegatronConfig):
         needed["megatron"] = "Run: bash scripts/install_megatron.sh."
     return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}
+
+
+def check_algorithm(config: RunConfig) -> None:
+    target_class(config.algorithm._target_).check(config.algorithm)
 
 
 def check_model(config: RunConfig) -> None:

@@ -13,9 +13,6 @@ OBJECT_STORE_BYTES = 2 * 2**30
 
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-OWN_THREADS = "RL_OMP_NUM_THREADS_IS_OURS"
-"""The driver sets it to 1 where OMP_NUM_THREADS is its own choice for this process."""
-
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # An actor that asks Ray for no GPU sees those that its own environment names.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -66,14 +63,11 @@ def shutdown_ray() -> None:
 def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
     """Environment of an actor's process. A value that the user has set wins, but not over which devices it sees.
 
-    On a CPU an actor has one thread unless either says otherwise; what OWN_THREADS marks is not the user's.
+    On a CPU an actor has one thread unless either says otherwise.
     """
     _check_device_variables(env)
-    users = dict(os.environ)
-    if users.get(OWN_THREADS) == "1":
-        users.pop("OMP_NUM_THREADS", None)
     own = {"OMP_NUM_THREADS": "1"} | env if device == "cpu" else env
-    return {name: value if name in DEVICE_VARIABLES else users.get(name, value) for name, value in own.items()}
+    return {name: value if name in DEVICE_VARIABLES else os.environ.get(name, value) for name, value in own.items()}
 
 
 def _check_device_variables(env: dict[str, str]) -> None:

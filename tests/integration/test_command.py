@@ -51,6 +51,7 @@ def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path
     assert json.loads((folder / "provenance.json").read_text())["overrides"][0] == "experiment=quickstart"
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_run(warm_model: Path, tmp_path: Path):
     curves = []
     for name in ("a", "b"):
@@ -78,6 +79,7 @@ def test_export_gives_a_folder_that_transformers_loads_with_the_trained_weights(
     assert "not empty" in again.stderr
 
 
+@pytest.mark.slow
 def test_eval_mode_writes_a_row_per_set_and_agrees_with_a_run_s_first_evaluation(warm_model: Path, tmp_path: Path):
     run_ok(*small_run(warm_model, tmp_path / "run"), cwd=tmp_path)
     output = run_ok(*small_run(warm_model, tmp_path / "eval"), "mode=eval", cwd=tmp_path)
@@ -88,6 +90,7 @@ def test_eval_mode_writes_a_row_per_set_and_agrees_with_a_run_s_first_evaluation
     assert row["num_problems"] == 20
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_point_in_its_own_process_and_folder(warm_model: Path, tmp_path: Path):
     words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
     output = run_ok(
@@ -112,6 +115,7 @@ def test_a_bad_point_is_refused_before_any_point_starts(warm_model: Path, tmp_pa
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_later_is_reported_in_one_line_and_the_others_run(warm_model: Path, tmp_path: Path):
     words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
     done = rl("-m", *words, "task.max_prompt_tokens=5,16", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)

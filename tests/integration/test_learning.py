@@ -9,13 +9,19 @@ import pytest
 from rl.loggers.jsonl import read_metrics
 from tests.command import run_ok
 
-ENGINES = ("local", pytest.param("vllm", marks=pytest.mark.vllm))
 STEPS = 40
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("placement", ["colocated", "fully_async"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "placement"),
+    [
+        ("local", "colocated"),
+        pytest.param("local", "fully_async", marks=pytest.mark.slow),
+        pytest.param("vllm", "colocated", marks=pytest.mark.vllm),
+        pytest.param("vllm", "fully_async", marks=pytest.mark.vllm),
+    ],
+)
 def test_accuracy_rises_within_40_steps(engine: str, placement: str, warm_model: Path, tmp_path: Path):
     run_ok(
         "experiment=quickstart",

@@ -53,14 +53,6 @@ def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.Monk
     assert actor_env({"OMP_NUM_THREADS": "4"}, device="cpu") == {"OMP_NUM_THREADS": "2"}
 
 
-def test_threads_that_the_driver_chose_for_itself_are_not_the_users(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv("RL_OMP_NUM_THREADS_IS_OURS", "1")
-    assert actor_env({}, device="cpu") == {"OMP_NUM_THREADS": "1"}
-    assert actor_env({"OMP_NUM_THREADS": "4"}, device="cpu") == {"OMP_NUM_THREADS": "4"}
-    assert os.environ["OMP_NUM_THREADS"] == "8"
-
-
 @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
 def test_a_second_variable_that_chooses_gpus_is_refused(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, "2,3")
