@@ -29,8 +29,8 @@ class GRPO:
         if config.kl_coef > 0.0 and config.kl_estimator is KlEstimator.k1:
             raise ConfigError(
                 f"algorithm.kl_estimator=k1 with algorithm.kl_coef={config.kl_coef}: as a term of the loss k1 has a "
-                "mean gradient of zero, so it would hold the policy to nothing. Use algorithm.kl_estimator=k2 or k3, or "
-                "algorithm.kl_coef=0."
+                "mean gradient of zero, so it would hold the policy to nothing. Use algorithm.kl_estimator=k2 or k3, "
+                "or algorithm.kl_coef=0."
             )
 
     def shape_reward(self, rollout: Rollout) -> float:
