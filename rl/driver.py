@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
-from rl.placement.ray_runtime import shutdown_ray
+from rl.placement.ray_runtime import set_driver_env, shutdown_ray
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked
 
@@ -220,8 +220,7 @@ def _configure_logging(run_folder: Path) -> None:
 
 def _configure_libraries(config: RunConfig) -> None:
     """Quiet libraries, the environment of the parts in this process, and on a CPU threads that leave others theirs."""
-    for name, value in config.driver_env.items():
-        os.environ.setdefault(name, value)
+    set_driver_env(config.driver_env)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if config.hardware.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:

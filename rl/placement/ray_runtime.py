@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from rl.config.schema import ConfigError
 
@@ -27,6 +28,8 @@ if not os.environ.get("RAY_ADDRESS"):
 
 class _Runtime:
     started_here = False
+    names_set_here: ClassVar[set[str]] = set()
+    """Variables of this process that a run's own settings have set: to an actor they are not the user's."""
 
 
 def ensure_ray() -> None:
@@ -60,6 +63,14 @@ def shutdown_ray() -> None:
         ray.shutdown()
 
 
+def set_driver_env(env: dict[str, str]) -> None:
+    """Environment of this process, for the parts that live in it. A value that the user has set wins."""
+    for name, value in env.items():
+        if name not in os.environ:
+            os.environ[name] = value
+            _Runtime.names_set_here.add(name)
+
+
 def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
     """Environment of an actor's process. A value that the user has set wins, but not over which devices it sees.
 
@@ -67,7 +78,8 @@ def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
     """
     _check_device_variables(env)
     own = {"OMP_NUM_THREADS": "1"} | env if device == "cpu" else env
-    return {name: value if name in DEVICE_VARIABLES else os.environ.get(name, value) for name, value in own.items()}
+    ours = {*DEVICE_VARIABLES, *_Runtime.names_set_here}
+    return {name: value if name in ours else os.environ.get(name, value) for name, value in own.items()}
 
 
 def _check_device_variables(env: dict[str, str]) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
-from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, shutdown_ray
+from rl.placement import ray_runtime
+from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, set_driver_env, shutdown_ray
 from rl.protocols import EngineError, TensorSpec, UpdateManifest
 from rl.rollout.remote import RemoteEngine, _packed, _unpacked
 from rl.types import Prompt, Rollout, Sampling
@@ -51,6 +52,17 @@ def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.Monk
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert actor_env({}, device="cpu") == {"OMP_NUM_THREADS": "2"}
     assert actor_env({"OMP_NUM_THREADS": "4"}, device="cpu") == {"OMP_NUM_THREADS": "2"}
+
+
+def test_what_a_run_has_set_for_its_driver_is_not_the_users(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_runtime._Runtime, "names_set_here", set())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("NCCL_DEBUG", "unset again after the test")
+    monkeypatch.delenv("NCCL_DEBUG")
+    set_driver_env({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "8"})
+    assert os.environ["NCCL_DEBUG"] == "INFO"
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert actor_env({"NCCL_DEBUG": "WARN"}, device="cuda") == {"NCCL_DEBUG": "WARN"}
 
 
 @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
