@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rl.config.schema import VLLMRolloutConfig
-from rl.protocols import EngineError, EngineUnfit
-from rl.rollout.vllm_engine import VLLMEngine
+from rl.protocols import EngineError, EngineUnfit, RolloutEngine
 from rl.types import Prompt, Rollout, Sampling
 from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.tiny_models import write_tiny_qwen3
@@ -43,7 +42,9 @@ def models(folders: list[Path]) -> list[Any]:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[VLLMEngine]:
+async def running(folder: Path) -> AsyncIterator[RolloutEngine]:
+    from rl.rollout.vllm_engine import VLLMEngine
+
     engine = VLLMEngine(VLLMRolloutConfig(memory_fraction=MEMORY_FRACTION), model_folder=folder, device="cuda")
     try:
         await engine.start()
@@ -52,11 +53,11 @@ async def running(folder: Path) -> AsyncIterator[VLLMEngine]:
         await engine.close()
 
 
-async def sample(engine: VLLMEngine, group_id: int = 0) -> list[Rollout]:
+async def sample(engine: RolloutEngine, group_id: int = 0) -> list[Rollout]:
     return await sample_group(engine, PROMPT, n=8, group_id=group_id, sampling=SAMPLING)
 
 
-async def check_samples_from(engine: VLLMEngine, model: Any, other: Any, *, version: int) -> None:
+async def check_samples_from(engine: RolloutEngine, model: Any, other: Any, *, version: int) -> None:
     """bf16 on both sides but other kernels: close to the right model on average, far from the other one."""
     assert await engine.policy_version() == version
     distances = {"right": 0.0, "other": 0.0}
