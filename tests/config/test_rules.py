@@ -112,6 +112,10 @@ def test_the_quickstart_obeys_every_rule():
             r"placement=colocated needs placement\.max_staleness=0 \(got 1\.0\).*fully_async",
         ),
         (["placement.publish_every=2"], r"placement=colocated needs placement\.publish_every=1 \(got 2\)"),
+        (
+            ["placement=fully_async", "placement.publish_every=4"],
+            r"evaluation\.every=50 must be a multiple of placement\.publish_every=4",
+        ),
         (["stream.window=63"], r"stream\.window=63 must be at least algorithm\.prompts_per_step=64"),
         (["stream.window=65"], r"stream\.window=65 is more than the 64 groups"),
         (["placement=fully_async", "stream.window=129"], r"stream\.window=129 is more than the 128 groups"),
@@ -135,7 +139,7 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         ["algorithm.prompts_per_mini_batch=64"],
         ["task.sampling.temperature=0.01"],
         ["placement=fully_async", "placement.max_staleness=0"],
-        ["placement=fully_async", "placement.publish_every=4", "placement.max_staleness=0.25"],
+        ["placement=fully_async", "placement.publish_every=5", "placement.max_staleness=0.25"],
         ["placement=fully_async", "stream.window=128"],
         ["hardware=h200x1"],
     ],
@@ -176,7 +180,7 @@ def test_steps_admission_and_staleness_by_hand():
     assert (config.window, config.max_admitted, config.staleness_bound) == (256, 384, 2)
     assert put(config, "stream.window", 64).staleness_bound == 1  # (384 - 1) // 256
     assert config_with().algorithm.updates_per_step == 2
-    assert config_with().num_steps(6700) == 300
+    assert config_with().num_steps(6700) == 250
     assert put(put(config_with(), "steps", None), "task.epochs", 3).num_steps(6700) == 3 * 104
 
 
