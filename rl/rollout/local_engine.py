@@ -358,7 +358,8 @@ def empty_model(config: Any, *, dtype: torch.dtype, device: torch.device) -> Any
     auto_class = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     cuda_devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda_devices), device:
-        model = auto_class.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        # transformers chooses the attention: SDPA for models that may use it, eager for those that may not (Gemma 2).
+        model = auto_class.from_config(config, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 

@@ -56,15 +56,17 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cu_seq_lens_q: torch.Tensor,
-    max_length_q: int,
     sequence_runs: Sequence[tuple[int, int]],
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, head_dim], key, value [1, kv_heads, T, head_dim] -> [1, T, heads, head_dim]. No dropout.
+
+    Without `cu_seq_lens_q` and `max_length_q` the T tokens are one sequence.
 
     ConfigError for a keyword argument that would change the output and is not implemented, such as the sinks of GPT-OSS
     (`s_aux`) or the `softcap` of Gemma 2: without it log-probs would be silently wrong.
@@ -75,6 +77,10 @@ def packed_attention(
         raise _unsupported(module, f"{', '.join(unknown)}, which the trainer's attention does not implement")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise _unsupported(module, "is_causal=False, and the trainer's attention is causal")
+    if max_length_q is None:
+        max_length_q = query.shape[2]
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q = torch.tensor([0, query.shape[2]], dtype=torch.int32, device=query.device)
     if sliding_window is not None and sliding_window >= max_length_q:
         sliding_window = None
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):

@@ -111,9 +111,13 @@ class Policy(nn.Module):
         device = next(self.parameters()).device
         token_ids = torch.from_numpy(micro.token_ids).to(device)
         position_ids = torch.from_numpy(micro.position_ids).to(device)
-        cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(device)
         runs = equal_length_runs(micro.cu_seqlens)
-        max_length = max(length for _, length in runs)
+        bounds = {}
+        if micro.num_sequences > 1:  # a sequence alone is an ordinary batch, to layers that know nothing of packing too
+            cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(device)
+            max_length = max(length for _, length in runs)
+            bounds = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
+            bounds |= {"max_length_q": max_length, "max_length_k": max_length}
         mm_inputs = {name: torch.from_numpy(value).to(device) for name, value in micro.mm_inputs.items()}
         body: nn.Module = self.model.base_model
         hidden = body(
@@ -121,11 +125,8 @@ class Policy(nn.Module):
             position_ids=position_ids.unsqueeze(-2),  # [1, T]; [3, 1, T] for multimodal rotary positions
             attention_mask=None,
             use_cache=False,
-            cu_seq_lens_q=cu_seqlens,
-            cu_seq_lens_k=cu_seqlens,
-            max_length_q=max_length,
-            max_length_k=max_length,
             sequence_runs=runs,
+            **bounds,
             **mm_inputs,
         ).last_hidden_state.squeeze(0)
         head = self.model.get_output_embeddings()
