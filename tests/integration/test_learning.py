@@ -27,6 +27,7 @@ def test_accuracy_rises_within_40_steps(engine: str, placement: str, warm_model:
         "experiment=quickstart",
         f"placement={placement}",
         f"backend/rollout={engine}",
+        "backend.rollout.max_num_seqs=1024",  # a batch in one wave, as by default with the local engine
         "model=hf",
         f"model.path={warm_model}",
         f"steps={STEPS}",
