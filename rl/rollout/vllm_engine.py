@@ -25,7 +25,13 @@ import safetensors.torch
 from rl.config.schema import VLLMRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, EngineUnfit, UpdateManifest
 from rl.rollout.lifecycle import Lifecycle, Phase
-from rl.rollout.vllm_core import Core, EngineDeadError, RequestOutput, block_interrupts, start_core
+from rl.rollout.vllm_core import (
+    Core,
+    EngineDeadError,  # pyright: ignore[reportAttributeAccessIssue]  # where vLLM is not installed
+    RequestOutput,  # pyright: ignore[reportAttributeAccessIssue]
+    block_interrupts,
+    start_core,
+)
 from rl.rollout.vllm_requests import finish_reason, sampled_logprobs
 from rl.types import Prompt, Rollout, Sampling
 

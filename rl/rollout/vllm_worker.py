@@ -135,7 +135,7 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    embeddings = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
+    embeddings: list[Any] = [layer for layer in model.modules() if isinstance(layer, VocabParallelEmbedding)]
     for head in embeddings:
         if isinstance(head, ParallelLMHead) and any(
             layer.weight is head.weight for layer in embeddings if layer is not head

@@ -234,7 +234,7 @@ async def test_a_gradient_that_is_not_finite_is_skipped_and_counted(trainer):
     assert (await trainer.step(batch(trainer.num_ranks, 1))).num_updates == 2
 
 
-@pytest.mark.parametrize("trainer", TRAINERS[:1], indirect=True)
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
 async def test_the_event_loop_goes_on_during_a_step(trainer):
     stepping = asyncio.ensure_future(trainer.step(batch(1, 0)))
     ticks = 0
