@@ -35,9 +35,12 @@ def run_sweep(words: list[str]) -> int:
     folder, rest = _sweep_folder(words)
     points = expand(rest)
     for point in points:
-        check_run_config(point.config)
-        if point.config.mode is not Mode.plan:
-            check_machine(point.config)
+        try:
+            check_run_config(point.config)
+        except ConfigError as error:
+            raise ConfigError(f"point {point.label}: {error}") from error
+    if points[0].config.mode is not Mode.plan:
+        check_machine(points[0].config)
     if points[0].config.mode is Mode.plan:
         return _plan(points)
     point_folders = [

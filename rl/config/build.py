@@ -20,7 +20,7 @@ def target_class(target: str) -> type:
         missing = (error.name or "").partition(".")[0]
         if missing == "rl":
             raise
-        remedy = _REMEDIES.get(missing, f"pip install 'rl[{missing}]'")
+        remedy = _REMEDIES.get(missing, f"pip install -e '.[{missing}]' in the project's folder")
         raise ConfigError(f"{target} needs the package '{missing}', which is not installed. Run: {remedy}") from error
 
 

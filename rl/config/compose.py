@@ -22,6 +22,10 @@ OPEN_NODES = ("model.hf_overrides.", "task.chat_template_kwargs.", "hardware.tra
 """Mappings whose keys belong to the person; everywhere else a new key is a mistake."""
 
 
+_DOTTED_GROUPS = {group.replace("/", "."): group for group in GROUPS if "/" in group}
+"""A nested group written as a key, which would set a whole part to a word."""
+
+
 def compose_run_config(words: list[str]) -> RunConfig:
     """The checked-for-type config of `words` (overrides such as `seed=1`). Raises ConfigError."""
     return load_run_config(compose_plain(words))
@@ -72,6 +76,11 @@ def _groups() -> list[str]:
 def _check_option(override: Override) -> None:
     """A group must be given one of its options."""
     group = override.key_or_group
+    if group in _DOTTED_GROUPS:
+        raise ConfigError(
+            f"{override.input_line}: an option of a nested group is chosen by "
+            f"{_DOTTED_GROUPS[group]}={override.value()}."
+        )
     if "/" in group and group not in _groups():
         raise ConfigError(
             f"unknown config group '{group}'.{nearest(group, _groups())} (on the command line: {override.input_line})"
@@ -120,6 +129,8 @@ def _compose_message(error: BaseException, overrides: list[Override]) -> str:
     """Hydra's errors wrap OmegaConf's: say which word or file, then what is wrong with it."""
     first_line = str(error).splitlines()[0]
     message = explain(error)
+    if "Ambiguous value" in first_line:
+        return f"{first_line.split(';')[0]}: several values make a sweep. Write rl -m ..., or quote the value."
     for override in overrides:
         if f"'{override.key_or_group}'" in first_line or f"'{override.input_line}'" in first_line:
             if "Could not override" in first_line and "Did you mean" not in message and _is_unknown(error):

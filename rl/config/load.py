@@ -46,9 +46,7 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
         merged = OmegaConf.merge(config, given)
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
-            raise ConfigError(
-                f"{missing[0]} has no value and no default. Set it: {missing[0]}=... " + _also(missing[1:])
-            )
+            raise ConfigError(f"{missing[0]} has no value and no default. Set it: {missing[0]}=...{_also(missing[1:])}")
         loaded = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
@@ -57,7 +55,7 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
 
 
 def _also(missing: list[str]) -> str:
-    return f"(also missing: {', '.join(missing)})" if missing else ""
+    return f" (also missing: {', '.join(missing)})" if missing else ""
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:

@@ -56,7 +56,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/response_tokens_max", "tokens", "longest response", reduction=Reduction.MAX),
     Metric("rollout/truncated_fraction", "fraction", "responses cut at the length limit", (0.0, 0.5)),
     Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
-    Metric("rollout/duplicate_fraction", "fraction", "responses equal to an earlier one of their group"),
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
     Metric(

@@ -79,6 +79,19 @@ def _work(config: RunConfig) -> list[str]:
         f"per step: {algorithm.prompts_per_step:,} prompts x {algorithm.group_size} = {rollouts:,} rollouts of at most "
         f"{sampling.max_new_tokens:,} new tokens; {updates} update(s)",
         f"per sequence: at most {most:,} tokens; {math.ceil(rollouts * most / updates):,} per update at most",
+        _evaluation(config),
         f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted, "
         f"window {config.window:,}: staleness at most {config.staleness_bound}",
     ]
+
+
+def _evaluation(config: RunConfig) -> str:
+    sampling, evaluation = config.task.eval_sampling, config.evaluation
+    when = [f"every {evaluation.every} steps"] if evaluation.every else []
+    when += ["at the start"] if evaluation.at_start else []
+    when += ["at the end"] if evaluation.at_end else []
+    problems = "all problems" if config.task.eval_limit is None else f"{config.task.eval_limit:,} problems at most"
+    return (
+        f"evaluation {', '.join(when) or 'never'}: {problems} x {sampling.samples_per_problem} answer(s) of at most "
+        f"{sampling.max_new_tokens:,} new tokens"
+    )

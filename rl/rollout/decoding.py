@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +154,9 @@ class Decoder:
 
     def __init__(self, model: Any, tokenizer: Any, *, eos_ids: Collection[int], device: torch.device) -> None:
         self._model = model
+        # transformers 5.2x renames it.
+        is_renamed = "cache" in inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if is_renamed else "past_key_values"
         self._tokenizer = tokenizer
         self._eos_ids = np.array(sorted(eos_ids), dtype=np.int32)
         self._device = device
@@ -212,9 +216,9 @@ class Decoder:
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=position_ids,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: cache},
         )
         return output.logits[:, -1]
 

@@ -39,7 +39,7 @@ class FSDPTrainer(PolicyRank[Policy]):
         """Loads, casts and shards layer by layer: the host holds the checkpoint in its own dtype, never twice."""
         model = load_model(self.model_folder, packing=self.config.packing)
         if recompute:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _recompute_activations(model)
         policy = Policy(model, logprob_chunk_tokens=self.config.logprob_chunk_tokens).train()
         mesh = init_device_mesh(self.device.type, (self.num_ranks,), mesh_dim_names=("data",))
         cast = None if self.compute_dtype == torch.float32 else self.compute_dtype
@@ -77,3 +77,11 @@ class FSDPTrainer(PolicyRank[Policy]):
 
     def _hugging_face_model(self) -> PreTrainedModel:
         return self.model
+
+
+def _recompute_activations(model: PreTrainedModel) -> None:
+    """Under its newer name where transformers has it."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

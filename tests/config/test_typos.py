@@ -83,6 +83,16 @@ def test_wrong_types_and_missing_values(words, message):
         compose_run_config(words)
 
 
+def test_several_values_without_a_sweep_say_how_to_sweep():
+    with pytest.raises(ConfigError, match="seed=1,2.*several values make a sweep. Write rl -m"):
+        compose_run_config(["experiment=quickstart", "seed=1,2"])
+
+
+def test_a_nested_group_written_with_a_dot_says_how_it_is_written():
+    with pytest.raises(ConfigError, match="chosen by backend/rollout=vllm"):
+        compose_run_config(["experiment=quickstart", "backend.rollout=vllm"])
+
+
 def test_a_typo_in_an_option_file_names_the_file(own_files: Path):
     with (own_files / "conf" / "task" / "arithmetic.yaml").open("a") as file:
         file.write("digts: 3\n")

@@ -111,7 +111,7 @@ def test_a_bad_point_is_refused_before_any_point_starts(warm_model: Path, tmp_pa
     words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
     done = rl("-m", *words, "algorithm.clip_high=0.2,-1", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)
     assert done.returncode == 2
-    assert "algorithm.clip_high=-1.0" in done.stderr
+    assert "point algorithm.clip_high=-1: algorithm.clip_high=-1.0" in done.stderr
     assert not (tmp_path / "sweep").exists()
 
 
@@ -134,6 +134,7 @@ def test_plan_prints_parts_devices_and_the_staleness_bound_without_starting(tmp_
     assert "node 0 GPU 1: engine worker 0" in output
     assert "node 0 GPU 3: idle" in output
     assert "staleness at most 1" in output
+    assert "evaluation every 50 steps, at the start, at the end: all problems x 1 answer(s)" in output
     assert list(tmp_path.iterdir()) == []
 
 
