@@ -84,7 +84,7 @@ def test_wrong_types_and_missing_values(words, message):
 
 
 def test_several_values_without_a_sweep_say_how_to_sweep():
-    with pytest.raises(ConfigError, match="seed=1,2.*several values make a sweep. Write rl -m"):
+    with pytest.raises(ConfigError, match=r"seed=1,2.*several values make a sweep. Write rl -m"):
         compose_run_config(["experiment=quickstart", "seed=1,2"])
 
 
