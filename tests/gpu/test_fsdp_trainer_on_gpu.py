@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -81,11 +82,14 @@ def test_gpu_steps_equal_cpu_steps(tiny_qwen3):
 
 @pytest.mark.parametrize("compute_dtype", list(Dtype))
 def test_offload_frees_the_gpu_and_onload_brings_the_same_back(tiny_qwen3, compute_dtype):
+    step(trainer(tiny_qwen3, "cuda", compute_dtype=compute_dtype))  # cuBLAS keeps a workspace of 64 MiB from now on
+    gc.collect()
+    kept = torch.cuda.memory_allocated()
     moved = trainer(tiny_qwen3, "cuda", compute_dtype=compute_dtype)
     step(moved)
-    before, held = copy.deepcopy(weights(moved)), torch.cuda.memory_allocated()
+    before, held = copy.deepcopy(weights(moved)), torch.cuda.memory_allocated() - kept
     moved.offload()
-    assert torch.cuda.memory_allocated() < held / 4
+    assert torch.cuda.memory_allocated() - kept < held / 4
     assert all(parameter.device.type == "cpu" for parameter in moved.policy.parameters())
     moved.onload()
     assert all(parameter.device.type == "cuda" for parameter in moved.policy.parameters())
