@@ -236,7 +236,7 @@ async def test_a_gradient_that_is_not_finite_is_skipped_and_counted(trainer):
 
 @pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
 async def test_the_event_loop_goes_on_during_a_step(trainer):
-    stepping = asyncio.ensure_future(trainer.step(batch(1, 0)))
+    stepping = asyncio.ensure_future(trainer.step(batch(trainer.num_ranks, 0)))
     ticks = 0
     while not stepping.done():
         await asyncio.sleep(0.001)
