@@ -81,7 +81,8 @@ class FSDPTrainer(PolicyRank[Policy]):
 
 def _recompute_activations(model: PreTrainedModel) -> None:
     """Under its newer name where transformers has it."""
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable()
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:
+        enable()
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -24,10 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rl.config.schema import ConfigError, MegatronConfig
 from rl.trainer.attention import equal_length_runs, packed_attention
-from rl.trainer.logprobs import token_logprobs
-from rl.trainer.policy import load_model, positions_to_score
+from rl.trainer.policy import ScoringModel, load_model
 from rl.trainer.rank import PolicyRank
-from rl.types import BoolArray, MicroBatch
+from rl.types import MicroBatch
 from rl.weights.megatron_names import AttentionShape, Correspondence, dense_qwen3, to_hugging_face, to_megatron
 
 
@@ -230,25 +229,16 @@ class PackedCoreAttention(nn.Module):
         return output.transpose(0, 1).flatten(2)
 
 
-class MegatronPolicy(nn.Module):
-    """Like `rl.trainer.policy.Policy`, over a GPTModel."""
+class MegatronPolicy(ScoringModel[GPTModel]):
+    """Over a GPTModel."""
 
-    def __init__(self, model: GPTModel, *, logprob_chunk_tokens: int):
-        super().__init__()
-        self.model = model
-        self.logprob_chunk_tokens = logprob_chunk_tokens
-
-    def forward(self, micro: MicroBatch, score_mask: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere; see `Policy.forward`."""
-        device = next(self.parameters()).device
-        token_ids = torch.from_numpy(micro.token_ids).to(device)
-        position_ids = torch.from_numpy(micro.position_ids).to(device)
-        cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(device)
+    def hidden_states(self, micro: MicroBatch, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(token_ids.device)
         runs = equal_length_runs(micro.cu_seqlens)
         max_length = max(length for _, length in runs)
         rotary: Any = self.model.rotary_pos_emb
         angles = rotary.get_emb(max_length).index_select(0, position_ids)
-        hidden = self.model.decoder(
+        return self.model.decoder(
             hidden_states=self.model.embedding(input_ids=token_ids.unsqueeze(0), position_ids=None),
             attention_mask=None,
             rotary_pos_emb=angles,
@@ -260,17 +250,8 @@ class MegatronPolicy(nn.Module):
                 runs=runs,
             ),
         ).squeeze(1)
-        return token_logprobs(
-            self._head,
-            hidden,
-            token_ids,
-            torch.from_numpy(micro.temperatures).to(device),
-            positions_to_score(score_mask).to(device),
-            chunk_tokens=self.logprob_chunk_tokens,
-        )
 
-    def _head(self, states: torch.Tensor) -> torch.Tensor:
-        """[S, H] -> [S, V]"""
+    def head(self, states: torch.Tensor) -> torch.Tensor:
         tied = self.model.share_embeddings_and_output_weights
         weight = self.model.shared_embedding_or_output_weight() if tied else None
         logits, _ = self.model.output_layer(states.unsqueeze(1), weight=weight)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from rl.config.schema import ConfigError, Packing
 from rl.trainer.attention import PACKED, equal_length_runs
 from rl.trainer.logprobs import token_logprobs
 from rl.types import BoolArray, MicroBatch
+
+Model = TypeVar("Model", bound=nn.Module)
 
 _LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Config keys of models that change logits after the head, and the value that means no change."""
@@ -100,8 +103,12 @@ def positions_to_score(score_mask: BoolArray) -> torch.Tensor:
     return positions if len(positions) else torch.ones(1, dtype=torch.int64)
 
 
-class Policy(nn.Module):
-    def __init__(self, model: PreTrainedModel, *, logprob_chunk_tokens: int):
+class ScoringModel(nn.Module, ABC, Generic[Model]):
+    """A model whose forward pass gives log-probs. Subclasses say how it computes hidden states and logits."""
+
+    model: Model
+
+    def __init__(self, model: Model, *, logprob_chunk_tokens: int):
         super().__init__()
         self.model = model
         self.logprob_chunk_tokens = logprob_chunk_tokens
@@ -111,16 +118,38 @@ class Policy(nn.Module):
         device = next(self.parameters()).device
         token_ids = torch.from_numpy(micro.token_ids).to(device)
         position_ids = torch.from_numpy(micro.position_ids).to(device)
+        return token_logprobs(
+            self.head,
+            self.hidden_states(micro, token_ids, position_ids),
+            token_ids,
+            torch.from_numpy(micro.temperatures).to(device),
+            positions_to_score(score_mask).to(device),
+            chunk_tokens=self.logprob_chunk_tokens,
+        )
+
+    @abstractmethod
+    def hidden_states(self, micro: MicroBatch, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """[T, H]; `token_ids` [T] and `position_ids` ([T] or [3, T]) are those of `micro`, on the model's device."""
+
+    @abstractmethod
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """[S, H] -> [S, V]"""
+
+
+class Policy(ScoringModel[PreTrainedModel]):
+    """Over a Hugging Face model."""
+
+    def hidden_states(self, micro: MicroBatch, token_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         runs = equal_length_runs(micro.cu_seqlens)
         bounds = {}
         if micro.num_sequences > 1:  # a sequence alone is an ordinary batch, to layers that know nothing of packing too
-            cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(device)
+            cu_seqlens = torch.from_numpy(micro.cu_seqlens).to(token_ids.device)
             max_length = max(length for _, length in runs)
             bounds = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
             bounds |= {"max_length_q": max_length, "max_length_k": max_length}
-        mm_inputs = {name: torch.from_numpy(value).to(device) for name, value in micro.mm_inputs.items()}
+        mm_inputs = {name: torch.from_numpy(value).to(token_ids.device) for name, value in micro.mm_inputs.items()}
         body: nn.Module = self.model.base_model
-        hidden = body(
+        return body(
             input_ids=token_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(-2),  # [1, T]; [3, 1, T] for multimodal rotary positions
             attention_mask=None,
@@ -129,13 +158,8 @@ class Policy(nn.Module):
             **bounds,
             **mm_inputs,
         ).last_hidden_state.squeeze(0)
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
         head = self.model.get_output_embeddings()
         assert head is not None
-        return token_logprobs(
-            head,
-            hidden,
-            token_ids,
-            torch.from_numpy(micro.temperatures).to(device),
-            positions_to_score(score_mask).to(device),
-            chunk_tokens=self.logprob_chunk_tokens,
-        )
+        return head(states)
