@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -96,11 +97,24 @@ def _check_device_variables(env: dict[str, str]) -> None:
             )
 
 
-def own_log() -> str | None:
-    """File that this process writes its errors to, if it is one."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor runs, for messages about its death."""
+
+    node_id: str
+    pid: int
+    log: str | None
+    """File that it writes its errors to, if it is one."""
+
+
+def own_place() -> Place:
+    """Of the actor that calls."""
+    import ray
+
     link = Path("/proc/self/fd/2")
     target = os.readlink(link) if link.exists() else ""
-    return target if os.path.isfile(target) else None
+    log = target if os.path.isfile(target) else None
+    return Place(ray.get_runtime_context().get_node_id(), os.getpid(), log)
 
 
 def last_lines(log: str | None, count: int = 20) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
-from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, own_log
+from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
 from rl.protocols import Bucket, EngineCapabilities, EngineError, RolloutEngine, UpdateManifest, UpdateSession
 from rl.types import Prompt, Rollout, Sampling
 
@@ -33,13 +33,6 @@ class _Call:
     group_id: int
     n: int
     sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    node_id: str
-    pid: int
-    log: str | None
 
 
 _Results = list[tuple[int, Rollout | EngineError]]
@@ -65,10 +58,8 @@ class _EngineHost:
         assert self._engine is not None, "the engine was not started"
         return self._engine
 
-    async def where(self) -> _Place:
-        import ray
-
-        return _Place(ray.get_runtime_context().get_node_id(), os.getpid(), own_log())
+    async def where(self) -> Place:
+        return own_place()
 
     async def start(self, config: RolloutConfig, model_folder: str, device: str) -> EngineCapabilities | Exception:
         async def start() -> EngineCapabilities:
@@ -160,7 +151,7 @@ class RemoteEngine:
         self._device = device
         self._env = env or {}
         self._actor: Any = None
-        self._place: _Place | None = None
+        self._place: Place | None = None
         self._death: EngineError | None = None
         self._is_closed = False
         self._ids = itertools.count()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
-from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, own_log
+from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
 from rl.protocols import Bucket, TrainerRank, UpdateManifest
 from rl.types import StepStats, TrainBatch
 
@@ -105,11 +104,8 @@ class _RankHost:
         self._buckets_to_cpu = buckets_to_cpu
         self._store: Any = None
 
-    def where(self) -> tuple[str, int, str | None]:
-        """(node id, process id, file that stderr goes to, if it is one)."""
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid(), own_log()
+    def where(self) -> Place:
+        return own_place()
 
     def open_store(self, *, num_ranks: int, one_node: bool) -> str:
         """Serves the ranks' meeting point on a free port, and gives its address."""
@@ -182,8 +178,7 @@ class _Actors:
         self._device = device
         self._env = env
         self._actors: list[Any] = []
-        self._logs: list[str | None] = []
-        self._pids: list[int] = []
+        self._places: list[Place] = []
 
     async def start(self) -> None:
         import ray
@@ -203,9 +198,7 @@ class _Actors:
         options = {"num_cpus": 1, "num_gpus": 0} if self._device == "cpu" else {"num_cpus": 0, "num_gpus": 1}
         actor_class = ray.remote(_RankHost).options(max_restarts=0, runtime_env={"env_vars": env}, **options)
         self._actors = [actor_class.remote(buckets_to_cpu=True) for _ in range(self._num_ranks)]
-        places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
-        self._pids = [pid for _, pid, _ in places]
-        self._logs = [log for _, _, log in places]
+        self._places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
         store = self._actors[0].open_store.remote(num_ranks=self._num_ranks, one_node=one_node)
         address = (await self._gather("open_store", [store], START_TIMEOUT_S))[0]
         builds = [
@@ -239,14 +232,14 @@ class _Actors:
         rank, error = _root_cause(failed)
         for task in pending:
             task.cancel()
-        tail = last_lines(self._logs[rank]) if self._logs else ""
+        tail = last_lines(self._places[rank].log) if self._places else ""
         self._end()
         assert error is not None
         if isinstance(cause := getattr(error, "cause", None), ConfigError):
             raise cause from error
         if not isinstance(error, RayError):
             raise error
-        pid = f" (pid {self._pids[rank]})" if self._pids else ""
+        pid = f" (pid {self._places[rank].pid})" if self._places else ""
         raise TrainerRankError(f"rank {rank}{pid} of the trainer failed in {method}: {error}\n{tail}") from error
 
     def _end(self) -> None:

@@ -300,7 +300,7 @@ async def test_ranks_with_very_unequal_work_do_not_hang(tiny_qwen3, ray_cluster)
 async def test_a_rank_that_dies_is_named_and_nothing_hangs(tiny_qwen3, ray_cluster):
     trainer = group(tiny_qwen3, 2)
     await trainer.start()
-    os.kill(trainer._ranks._pids[1], signal.SIGKILL)
+    os.kill(trainer._ranks._places[1].pid, signal.SIGKILL)
     begin = time.monotonic()
     with pytest.raises(TrainerRankError, match=r"rank 1 \(pid \d+\) of the trainer failed in step"):
         await asyncio.wait_for(trainer.step(batch(2, 0)), timeout=60)
@@ -318,7 +318,7 @@ async def test_ranks_get_the_configured_environment_and_the_users_first(
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     trainer = group(tiny_qwen3, 2, env={"A": "1", "OMP_NUM_THREADS": "3"})
     await trainer.start()
-    for pid in trainer._ranks._pids:
+    for pid in [place.pid for place in trainer._ranks._places]:
         assert set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) >= expected
     await trainer.close()
 
