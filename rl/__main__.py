@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl import exit_codes
 from rl.config.schema import ConfigError, Mode, RunConfig
 
-EXIT_USAGE = 2
 RESUMABLE_KEYS = ("steps", "logger")
 
 
@@ -17,8 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except ConfigError as error:
-        print(f"rl: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.refused(error)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -26,7 +25,7 @@ def _dispatch(words: list[str]) -> int:
         from rl.help import help_text
 
         print(help_text())
-        return 0 if words else EXIT_USAGE
+        return exit_codes.DONE if words else exit_codes.REFUSED
     if words[0] == "export":
         return _export(words[1:])
     if any(word.startswith("resume=") for word in words):

@@ -23,12 +23,17 @@ from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """The model before training, ready on disk, with the task rendered for it."""
 
     folder: Path
     task: Task
+
+    @functools.cached_property
+    def task_fingerprint(self) -> str:
+        """Reads every training row, once."""
+        return self.task.fingerprint()
 
 
 def prepare_policy(config: RunConfig, run_folder: Path) -> Policy:
@@ -111,7 +116,7 @@ def assemble(
             f"{task.num_prompts} training prompts, algorithm.prompts_per_step={config.algorithm.prompts_per_step}: "
             f"0 steps in {config.task.epochs} epoch(s). Lower prompts_per_step, raise task.epochs, or set steps."
         )
-    facts = {"task_fingerprint": task.fingerprint()}
+    facts = {"task_fingerprint": policy.task_fingerprint}
     progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
     trainer, engine, placement = build_placement(config, policy, total_steps=total_steps)
     algorithm = build(config.algorithm)

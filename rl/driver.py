@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl import exit_codes
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-
 
 def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> int:
     """Trains or evaluates in `run_folder`, from its newest checkpoint if it has one. Returns the exit code.
@@ -37,40 +34,40 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
     `overrides` are the words that the person gave, for provenance.
     """
     with locked(run_folder):
-        if not (run_folder / "run.yaml").exists():
-            save_run_yaml(config, run_folder / "run.yaml")
+        checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
+        if checkpoint is not None and config.steps is not None and config.steps < checkpoint.step:
+            raise ConfigError(f"steps={config.steps}, but {checkpoint.step} steps are done already. Give more.")
+        save_run_yaml(config, run_folder / "run.yaml")
         _configure_logging(run_folder)
         _configure_libraries(config)
         try:
-            return _evaluate(config, run_folder) if config.mode is Mode.eval else _train(config, run_folder, overrides)
+            if config.mode is Mode.eval:
+                return _evaluate(config, run_folder)
+            return _train(config, run_folder, checkpoint, overrides)
         except ConfigError:
             raise
         except KeyboardInterrupt:
             print("\nstopped before the first step", file=sys.stderr)
-            return EXIT_INTERRUPTED
+            return exit_codes.INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, say it in one line and keep the rest
             return _report_crash(error, run_folder)
         finally:
             shutdown_ray()
 
 
-def _train(config: RunConfig, run_folder: Path, overrides: Sequence[str]) -> int:
+def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, overrides: Sequence[str]) -> int:
     from rl.assemble import assemble, prepare_policy
 
     print(f"run folder: {run_folder}", flush=True)
-    checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
     if checkpoint is not None:
-        if config.steps is not None and config.steps < checkpoint.step:
-            raise ConfigError(f"steps={config.steps}, but {checkpoint.step} steps are done already. Give more.")
         print(_resume_line(checkpoint), flush=True)
-    save_run_yaml(config, run_folder / "run.yaml")
     plain = to_plain(config)
     policy = prepare_policy(config, run_folder)
     facts = write_provenance(
         run_folder,
         overrides=overrides,
         config_plain=plain,
-        extra={"model_folder": str(policy.folder), "task_fingerprint": policy.task.fingerprint()},
+        extra={"model_folder": str(policy.folder), "task_fingerprint": policy.task_fingerprint},
     )
     run_config = mask_secrets({**plain, "provenance": facts})
     return asyncio.run(
@@ -104,7 +101,7 @@ async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
     if not failed:
         return 0
     print(f"stopped after step {run.progress.step}. Continue: rl resume={run_folder}", flush=True)
-    return EXIT_INTERRUPTED
+    return exit_codes.INTERRUPTED
 
 
 async def _close(run: Run, *, failed: bool) -> None:
@@ -129,7 +126,6 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
         finally:
             await placement.close()
 
-    save_run_yaml(config, run_folder / "run.yaml")
     policy = prepare_policy(config, run_folder)
     if not policy.task.eval_sets():
         raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
@@ -177,7 +173,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
     def on_signal() -> None:
         if stop.is_set():
             print("\nstopped at once; the last complete checkpoint counts", file=sys.stderr, flush=True)
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(exit_codes.INTERRUPTED)
         print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
         stop.set()
 
@@ -203,7 +199,7 @@ def _report_crash(error: Exception, run_folder: Path) -> int:
     path.write_text(text, encoding="utf-8")
     print(f"\nrl: the run failed: {type(error).__name__}: {mask_secrets(str(error))}", file=sys.stderr)
     print(f"    traceback: {path}\n    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
-    return EXIT_FAILED
+    return exit_codes.FAILED
 
 
 def _configure_logging(run_folder: Path) -> None:
@@ -241,8 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return drive(load_run_yaml(run_folder / "run.yaml"), run_folder, overrides=arguments[1:])
     except ConfigError as error:
-        print(f"rl: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_codes.refused(error)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl import exit_codes
 from rl.config.check import check_machine, check_run_config
 from rl.config.compose import compose_run_config, parse_overrides
 from rl.config.load import save_run_yaml
@@ -52,7 +53,7 @@ def run_sweep(words: list[str]) -> int:
         print(f"\n[{index + 1}/{len(points)}] {point.label}", flush=True)
         save_run_yaml(point.config, point_folder / "run.yaml")
         results.append(_run_child(point_folder, point.words))
-        if results[-1] in (130, -signal.SIGINT):
+        if results[-1] in (exit_codes.INTERRUPTED, -signal.SIGINT):
             break
     return _report(points, results, point_folders)
 
@@ -117,12 +118,13 @@ def _plan(points: list[Point]) -> int:
 
 
 def _report(points: list[Point], results: list[int], folders: list[Path]) -> int:
+    named = {exit_codes.DONE: "done", exit_codes.INTERRUPTED: "stopped"}
     print("\nsweep:")
     for index, point in enumerate(points):
         if index >= len(results):
             state = "not started"
         else:
-            state = {0: "done", 130: "stopped"}.get(results[index], f"failed (exit code {results[index]})")
+            state = named.get(results[index], f"failed (exit code {results[index]})")
         print(f"  {point.label:<50} {state:<24} {folders[index]}")
     unfinished = [folder for folder, code in itertools.zip_longest(folders, results) if code != 0]
     if unfinished:

@@ -49,6 +49,7 @@ MODULES = {
     "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.run_folder": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.provenance": {"rl.config.schema"},
+    "rl.exit_codes": {"rl.config.schema"},
 }
 """Module of no part -> all that it may import of the package."""
 
