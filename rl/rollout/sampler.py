@@ -1,0 +1,126 @@
+"""What one engine must do for `rl.rollout.engine.Engine`, which owns queueing, pauses, versions and updates for all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
+from rl.types import FinishReason, FloatArray, IntArray, Prompt, Sampling, sample_seed
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """One request to a sampler: a sample from its first token, or what is left of one that was interrupted."""
+
+    request_id: str
+    """Unique over the life of the engine."""
+    prompt: Prompt
+    prefix: IntArray
+    """What was sampled before: goes on from there. Empty for a whole sample."""
+    sampling: Sampling
+    """`max_new_tokens` is what is left of it."""
+    seed: int
+
+    @property
+    def token_ids(self) -> IntArray:
+        """Prompt and prefix."""
+        return np.concatenate([self.prompt.token_ids, self.prefix]) if len(self.prefix) else self.prompt.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """How a part ended."""
+
+    token_ids: IntArray
+    """[n], new ones only."""
+    logprobs: FloatArray
+    """[n], at the temperature sampled with; of greedy samples the model's own, at temperature 1."""
+    text: str
+    """Decoded `token_ids`, special tokens kept out."""
+    finish_reason: FinishReason
+    """`ABORT` only where `Sampler.abort` asked for it."""
+
+
+Outcome = tuple[Part, Sampled | EngineError]
+
+
+def part_seed(sampling: Sampling, group_id: int, index: int, num_before: int) -> int:
+    """`sample_seed` of the sample; once it was interrupted, of the place where it goes on, too."""
+    seed = sample_seed(sampling.seed, group_id, index)
+    if num_before == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}+{num_before}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Sampler(Protocol):
+    """One model server, in this process or with processes of its own. Called from one event loop and never blocks it.
+
+    It need not keep order or state: the engine above calls nothing that is illegal in the phase it is in.
+    """
+
+    name: str
+    """For messages: `local`, `vLLM`, `SGLang`."""
+    capabilities: EngineCapabilities
+
+    async def start(self, *, deliver: Callable[[list[Outcome]], None], die: Callable[[str], None]) -> None:
+        """Starts on weights that mean nothing. Later calls `deliver` and `die` on the event loop.
+
+        `die` says that the sampler can never answer again, and why: which process, how it ended, its last lines.
+        """
+        ...
+
+    def check(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Raises `EngineError` for a request that cannot be served, for example one longer than the context."""
+        ...
+
+    def submit(self, parts: Sequence[Part]) -> None:
+        """Queues them, in order. Each is delivered exactly once."""
+        ...
+
+    def abort(self, parts: Sequence[Part]) -> None:
+        """Ends them early: each is still delivered, with what it has sampled and `ABORT`, unless it just ended."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool) -> str: ...
+
+    async def policy_version(self) -> int:
+        """As the workers themselves report it; -1 before the first update."""
+        ...
+
+    async def weight_digests(self) -> dict[str, str]:
+        """Of every parameter that the workers hold, by the worker's own name for it. Equal values, equal digests."""
+        ...
+
+    async def begin_update(self, manifest: UpdateManifest) -> None:
+        """No request is running now, nor until `finish_update` or `abort_update`."""
+        ...
+
+    async def receive(self, bucket: Bucket) -> None:
+        """Raises `EngineError` at the first tensor that is not as the manifest says."""
+        ...
+
+    async def finish_update(self, version: int) -> None:
+        """Raises `EngineError` unless every tensor arrived; drops caches of old weights, then takes the version."""
+        ...
+
+    async def abort_update(self) -> None:
+        """Back to where another update can begin. The weights are a mixture."""
+        ...
+
+    async def sleep(self) -> None:
+        """Frees the device's memory; raises `EngineError` if too little is free afterwards. Weights may be lost."""
+        ...
+
+    async def wake_weights(self) -> None: ...
+
+    async def wake_cache(self) -> None: ...
+
+    async def close(self) -> None:
+        """Ends every process, in bounded time. May be called at any time, and twice."""
+        ...
