@@ -16,6 +16,7 @@ from rl.config.schema import (
     ConfigError,
     FullyAsyncConfig,
     MegatronConfig,
+    RolloutConfig,
     RunConfig,
     VLLMRolloutConfig,
 )
@@ -40,6 +41,8 @@ RANGES: tuple[Range, ...] = (
     ("backend.trainer.max_tokens_per_micro_batch", POSITIVE, "at least 1"),
     ("backend.trainer.logprob_chunk_tokens", POSITIVE, "at least 1"),
     ("backend.rollout.max_num_seqs", POSITIVE, "at least 1"),
+    ("backend.rollout.replicas", POSITIVE, "at least 1"),
+    ("backend.rollout.replicas_per_device", lambda value: value is None or value > 0, "at least 1, or null for auto"),
     ("backend.rollout.tensor_parallel", POSITIVE, "at least 1"),
     ("backend.rollout.memory_fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("backend.rollout.cpu_cache_gib", POSITIVE, "at least 1"),
@@ -155,20 +158,30 @@ def check_devices(config: RunConfig) -> None:
     _ = config.driver_env  # raises where the two environments contradict each other
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
+    check_replicas(config.backend.rollout)
     if isinstance(config.backend.trainer, MegatronConfig):
         check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
     if hardware.device == "cpu":
         return
     num_gpus = hardware.nodes * hardware.gpus_per_node
-    engine_gpus = config.backend.rollout.num_gpus
+    engine_gpus = config.backend.rollout.total_gpus
     if isinstance(placement, FullyAsyncConfig):
-        wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engine each on their own"
+        wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engines each on their own"
     else:
-        wanted, how = max(placement.trainer_ranks, engine_gpus), "trainer ranks and engine on the same"
+        wanted, how = max(placement.trainer_ranks, engine_gpus), "trainer ranks and engines on the same"
     if wanted > num_gpus:
         raise ConfigError(
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. Choose larger "
-            "hardware, or lower placement.trainer_ranks or backend.rollout.tensor_parallel."
+            "hardware, or lower placement.trainer_ranks, backend.rollout.replicas or backend.rollout.tensor_parallel."
+        )
+
+
+def check_replicas(rollout: RolloutConfig) -> None:
+    if rollout.replicas_per_device is not None and rollout.replicas_per_device > 1 and rollout.num_gpus > 1:
+        raise ConfigError(
+            f"backend.rollout.replicas_per_device={rollout.replicas_per_device} needs tensor_parallel=1 (got "
+            f"{rollout.num_gpus}): several engines share a device where one leaves it idle, and one that is split over "
+            "devices does not. Use backend.rollout.replicas for more engines, or tensor_parallel=1."
         )
 
 

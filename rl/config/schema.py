@@ -225,11 +225,21 @@ class RolloutConfig:
     """Of the engine's weights."""
     max_num_seqs: int = 256
     """Sequences decoded at once."""
+    replicas: int = 1
+    """Engines with devices of their own. Groups go to the one with the least to do; one that dies is restarted."""
+    replicas_per_device: int | None = 1
+    """Engines that share each device, and its memory, for models so small that one leaves it idle. None: decided from
+    the model's size, see rl/config/replicas.py."""
 
     @property
     def num_gpus(self) -> int:
         """Devices of one engine, where there are any."""
         return 1
+
+    @property
+    def total_gpus(self) -> int:
+        """Devices of all engines, where there are any."""
+        return self.replicas * self.num_gpus
 
 
 @dataclass
@@ -463,7 +473,9 @@ class RunConfig:
     def driver_env(self) -> dict[str, str]:
         """What this process needs of hardware.trainer_env and rollout_env, for the parts that live in it."""
         has_trainer = self.placement.trainer_ranks == 1
-        has_engine = not isinstance(self.placement, FullyAsyncConfig)
+        rollout = self.backend.rollout
+        may_be_one = rollout.replicas == 1 and rollout.replicas_per_device in (1, None)
+        has_engine = may_be_one and not isinstance(self.placement, FullyAsyncConfig)
         trainer_env = self.hardware.trainer_env if has_trainer else {}
         rollout_env = self.hardware.rollout_env if has_engine else {}
         for name in trainer_env.keys() & rollout_env.keys():

@@ -33,6 +33,8 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "backend.trainer.max_tokens_per_micro_batch": ([0], [1]),
     "backend.trainer.logprob_chunk_tokens": ([0], [1]),
     "backend.rollout.max_num_seqs": ([0], [1]),
+    "backend.rollout.replicas": ([0, -1], [1, 8]),
+    "backend.rollout.replicas_per_device": ([0, -1], [1, 2, None]),
     "backend.rollout.tensor_parallel": ([0], [1]),
     "backend.rollout.memory_fraction": ([0.0, 1.1], [1.0]),
     "backend.rollout.cpu_cache_gib": ([0], [1]),
@@ -59,6 +61,10 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "steps": ([0], [None, 1]),
     "seed": ([-1], [0]),
 }
+
+
+GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
+EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
 
 
 @cache
@@ -122,6 +128,18 @@ def test_the_quickstart_obeys_every_rule():
         (["hardware.device=tpu"], r"hardware\.device=tpu must be cpu or cuda"),
         (["hardware=h200x1", "placement.trainer_ranks=2"], r"has 1 GPU\(s\) and this run needs 2: .*on the same"),
         (["hardware=h200x1", "placement=fully_async"], r"has 1 GPU\(s\) and this run needs 2: .*each on their own"),
+        (
+            ["hardware=h200x1", "backend.rollout.replicas=2"],
+            r"has 1 GPU\(s\) and this run needs 2: .*on the same.*lower .*backend\.rollout\.replicas",
+        ),
+        (
+            [*GPUS, "hardware.gpus_per_node=8", "placement=fully_async", *EIGHT_GPU_ENGINES],
+            r"has 8 GPU\(s\) and this run needs 9: .*each on their own",
+        ),
+        (
+            ["backend/rollout=vllm", "backend.rollout.replicas_per_device=2", "backend.rollout.tensor_parallel=2"],
+            r"replicas_per_device=2 needs tensor_parallel=1 \(got 2\).*backend\.rollout\.replicas",
+        ),
         (["model=hf", "model.path=/no/such/folder"], r"model\.path=/no/such/folder: there is no such folder"),
         (["task=jsonl", "task.path=/no/such.jsonl"], r"task\.path=/no/such\.jsonl: there is no such file"),
         (["task.held_out=9000"], r"task\.held_out=9000.*leave -1300 of the 10000 problems"),
@@ -142,6 +160,11 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         ["placement=fully_async", "placement.publish_every=5", "placement.max_staleness=0.25"],
         ["placement=fully_async", "stream.window=128"],
         ["hardware=h200x1"],
+        ["hardware=h200x1", "backend.rollout.replicas_per_device=4"],
+        ["hardware=h200x1", "hardware.gpus_per_node=2", "backend.rollout.replicas=2"],
+        [*GPUS, "hardware.gpus_per_node=9", "placement=fully_async", *EIGHT_GPU_ENGINES],
+        [*GPUS, "hardware.gpus_per_node=8", "backend.rollout.replicas_per_device=null", *EIGHT_GPU_ENGINES],
+        ["backend.rollout.replicas=3"],  # on a CPU they share its cores
     ],
 )
 def test_what_stands_next_to_a_rule_is_allowed(words):
