@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -114,9 +115,10 @@ class UpdateSession(Protocol):
 class EngineCapabilities:
     seeded: bool
     """Equal seeds and an identical batch give equal tokens."""
-    frees_memory_asleep: bool
-    in_flight_update: bool
-    """A running request may continue on new weights."""
+    loses_weights_asleep: bool
+    """`sleep` frees the memory of the weights without a copy: only a publish brings them back."""
+    renormalizes: bool
+    """With top_k or top_p, log-probs are those of the distribution that is left; False: of the whole one."""
 
 
 class EngineError(RuntimeError):
@@ -125,6 +127,17 @@ class EngineError(RuntimeError):
 
 class EngineUnfit(EngineError):
     """The last weight update did not complete; only a complete one makes the engine fit again."""
+
+
+class PauseMode(StrEnum):
+    """What becomes of the requests that run when an engine is paused."""
+
+    WAIT = "wait"
+    """They finish first."""
+    KEEP = "keep"
+    """They stop, keep their tokens, and go on from there when the engine resumes, on whatever weights it then has."""
+    ABORT = "abort"
+    """They end: each is yielded with the tokens it has and `FinishReason.ABORT`; one without tokens starts anew."""
 
 
 class RolloutEngine(Protocol):
@@ -145,8 +158,25 @@ class RolloutEngine(Protocol):
         """The version that the engine's own workers report; -1 before the first complete update."""
         ...
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns when nothing runs. Requests made from now on wait for `resume()`."""
+        ...
+
+    async def resume(self) -> None: ...
+
     async def open_update(self, manifest: UpdateManifest) -> UpdateSession:
-        """Waits until no request is running or pauses them, per the engine's capabilities, then takes tensors."""
+        """Waits until no request is running, then takes tensors. Requests made from now on wait for its end.
+
+        To update in the middle of running requests, pause first.
+        """
+        ...
+
+    async def weight_digests(self) -> dict[str, str]:
+        """Of every parameter, by the engine's own name for it: what an update changed is what differs afterwards."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Requests that were re-dispatched and replicas that were restarted, so far; empty where neither can be."""
         ...
 
     async def sleep(self) -> None:

@@ -88,9 +88,8 @@ class Rollout:
     rollout_logprobs: FloatArray
     """[L], at the temperature sampled with; 0 where `loss_mask` is False."""
     temperature: float
-    min_policy_version: int
-    max_policy_version: int
-    """The two differ only if new weights arrived while this rollout was in flight."""
+    policy_versions: IntArray
+    """[L], of the weights that sampled each token; -1 on tokens that no policy sampled."""
     finish_reason: FinishReason
     text: str = ""
     """Decoded response, special tokens kept out."""
@@ -104,8 +103,18 @@ class Rollout:
     """[L, layers, K] expert choices of the engine for router replay; None: not recorded."""
 
     def __post_init__(self) -> None:
-        lengths = (len(self.token_ids), len(self.loss_mask), len(self.rollout_logprobs))
-        assert len(set(lengths)) == 1, f"token_ids, loss_mask, rollout_logprobs differ in length: {lengths}"
+        arrays = (self.token_ids, self.loss_mask, self.rollout_logprobs, self.policy_versions)
+        lengths = [len(array) for array in arrays]
+        assert len(set(lengths)) == 1, f"the per-token arrays differ in length: {lengths}"
+
+    @property
+    def min_policy_version(self) -> int:
+        return int(self.policy_versions[self.policy_versions >= 0].min())
+
+    @property
+    def max_policy_version(self) -> int:
+        """Above the smallest only if new weights arrived while this rollout was in flight."""
+        return int(self.policy_versions.max())
 
     @property
     def num_response_tokens(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,3 +49,30 @@ def logprobs_of(model: Any, rollout: Rollout, temperature: float) -> np.ndarray:
         table = torch.log_softmax(model(ids).logits[0, :-1].float() / temperature, -1)
     values = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
     return np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
+
+
+class EngineSession:
+    """A started engine and the event loop that it belongs to, over several tests."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.engine: Any = engine
+        self.runner = asyncio.Runner()
+        self.run(engine.start())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        async def limited() -> Any:
+            return await asyncio.wait_for(work, 120)
+
+        return self.runner.run(limited())
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self.run(self.engine.close())
+        self.runner.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

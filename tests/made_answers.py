@@ -21,8 +21,7 @@ def answer(text: str, *, index: int = 0, group_id: int = 0, finish: FinishReason
         loss_mask=np.array([False, True]),
         rollout_logprobs=np.array([0.0, -0.5], dtype=np.float32),
         temperature=1.0,
-        min_policy_version=0,
-        max_policy_version=0,
+        policy_versions=np.array([-1, 0], dtype=np.int32),
         finish_reason=finish,
         text=text,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from rl.rollout.sampler import Sampled, stop_reach
 from rl.types import FinishReason, FloatArray, IntArray, Sampling
 
 COMPACT_BELOW = 0.75
@@ -29,8 +30,8 @@ class SampleRequest:
     sampling: Sampling
     seeds: list[int]
     """One per sample."""
-    is_cancelled: bool = False
-    """Set by any thread: its samples are given up at the next token."""
+    cancelled: set[int] = field(default_factory=set)
+    """Places in `seeds`, added by any thread: those samples end at the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,7 @@ class FinishedSample:
     request: SampleRequest
     place: int
     """In `request.seeds`."""
-    token_ids: IntArray
-    """Response only."""
-    logprobs: FloatArray
-    text: str
-    finish_reason: FinishReason
+    sampled: Sampled
 
 
 def uniforms(seeds: NDArray[np.uint64], step: int) -> NDArray[np.float64]:
@@ -135,10 +132,13 @@ class _Rows:
     """[rows still in the batch] False once finished or cancelled."""
     has_stops: bool
 
-    def drop_cancelled(self) -> None:
+    def cancelled(self) -> NDArray[np.bool_]:
+        """[rows still in the batch] live rows whose sample is to end now."""
+        is_cancelled = np.zeros_like(self.is_live)
         for at in self.is_live.nonzero()[0]:
-            if self.requests[self.running[at]].is_cancelled:
-                self.is_live[at] = False
+            row = self.running[at]
+            is_cancelled[at] = self.places[row] in self.requests[row].cancelled
+        return is_cancelled
 
     def compact(self) -> NDArray[np.int64] | None:
         """Places of the live rows in the batch, which becomes those; None while too few have finished."""
@@ -164,7 +164,7 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, requests: list[SampleRequest], deliver: Callable[[list[FinishedSample]], None]) -> None:
-        """Decodes all samples of `requests` together. `deliver` gets each as it finishes, cancelled ones never."""
+        """Decodes all samples of `requests` together. `deliver` gets each once, when it finishes or is cancelled."""
         rows = _rows_of(requests)
         sampler = TokenSampler(
             [request.sampling for request in rows.requests],
@@ -228,21 +228,23 @@ class Decoder:
         is_stopped = rows.is_live & np.isin(last, self._eos_ids)
         for at in (rows.is_live & ~is_stopped).nonzero()[0] if rows.has_stops else ():
             is_stopped[at] = self._ends_with_stop(rows, int(rows.running[at]), length)
-        is_finished = rows.is_live & (is_stopped | (rows.limits[rows.running] <= length))
+        is_complete = rows.is_live & (is_stopped | (rows.limits[rows.running] <= length))
+        is_finished = is_complete | rows.cancelled()
         rows.is_live &= ~is_finished
-        rows.drop_cancelled()
         if not is_finished.any():
             return
         finished = rows.running[is_finished]
-        reasons = [FinishReason.STOP if stopped else FinishReason.LENGTH for stopped in is_stopped[is_finished]]
         token_ids = rows.token_ids[finished, :length].copy()
         logprobs = rows.logprobs[finished, :length].copy()
         texts = [self._text(ids) for ids in token_ids.tolist()]
+        reasons = [
+            FinishReason.STOP if stopped else FinishReason.LENGTH if complete else FinishReason.ABORT
+            for stopped, complete in zip(is_stopped[is_finished], is_complete[is_finished], strict=True)
+        ]
         deliver(
             [
-                FinishedSample(rows.requests[row], rows.places[row], ids, values, text, reason)
+                FinishedSample(rows.requests[row], rows.places[row], Sampled(ids, values, text, reason))
                 for row, ids, values, text, reason in zip(finished, token_ids, logprobs, texts, reasons, strict=True)
-                if not rows.requests[row].is_cancelled
             ]
         )
 
@@ -257,9 +259,7 @@ class Decoder:
         stops = rows.requests[row].sampling.stop
         if not stops:
             return False
-        # A token is at least one byte of text, so a match lies within as many tokens; a few more, because a decoder
-        # may treat the first one differently.
-        window = max(len(stop.encode()) for stop in stops) + 4
+        window = stop_reach(stops)
         text = self._tokenizer.decode(rows.token_ids[row, max(0, length - window) : length].tolist())
         return any(stop in text for stop in stops)
 

@@ -18,6 +18,9 @@ class Phase(Enum):
 _ALLOWED = {
     "start": {Phase.NEW},
     "generate": {Phase.AWAKE},
+    "pause": {Phase.AWAKE},
+    "resume": {Phase.AWAKE},
+    "weight_digests": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
     "open_update": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
     "sleep": {Phase.AWAKE},
     "wake_weights": {Phase.ASLEEP},

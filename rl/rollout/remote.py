@@ -19,7 +19,15 @@ from typing import Any
 from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
 from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
-from rl.protocols import Bucket, EngineCapabilities, EngineError, RolloutEngine, UpdateManifest, UpdateSession
+from rl.protocols import (
+    Bucket,
+    EngineCapabilities,
+    EngineError,
+    PauseMode,
+    RolloutEngine,
+    UpdateManifest,
+    UpdateSession,
+)
 from rl.types import Prompt, Rollout, Sampling
 
 START_TIMEOUT_S = 600.0
@@ -248,6 +256,18 @@ class RemoteEngine:
         await self._ask("open_update", self._actor.open_update.remote(manifest))
         return _RemoteSession(self)
 
+    async def pause(self, mode: PauseMode) -> None:
+        await self._call("pause", mode)
+
+    async def resume(self) -> None:
+        await self._call("resume")
+
+    async def weight_digests(self) -> dict[str, str]:
+        return await self._call("weight_digests")
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
     async def sleep(self) -> None:
         await self._call("sleep")
 
@@ -281,10 +301,10 @@ class RemoteEngine:
         if self._place is not None and self._place.node_id == ray.get_runtime_context().get_node_id():
             await asyncio.to_thread(_wait_for_end, self._place.pid)
 
-    async def _call(self, method: str) -> Any:
+    async def _call(self, method: str, *arguments: Any) -> Any:
         self._check_running()
         await self._is_flushed.wait()
-        return await self._ask(method, self._actor.call.remote(method))
+        return await self._ask(method, self._actor.call.remote(method, *arguments))
 
     async def _ask(self, what: str, reference: Any) -> Any:
         """The actor's answer; an error that it returns is raised as itself."""

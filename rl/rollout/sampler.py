@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +46,9 @@ class Sampled:
     """`ABORT` only where `Sampler.abort` asked for it."""
 
 
+NOTHING_SAMPLED = Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), "", FinishReason.ABORT)
+"""Of a part that was aborted before its first token."""
+
 Outcome = tuple[Part, Sampled | EngineError]
 
 
@@ -58,6 +61,15 @@ def part_seed(sampling: Sampling, group_id: int, index: int, num_before: int) ->
     return int.from_bytes(digest, "little") >> 1
 
 
+def stop_reach(stops: Iterable[str]) -> int:
+    """Tokens that must be decoded to see a stop string that the last of them completes.
+
+    A token is at least one byte of text, so a match lies within as many; a few more, because a decoder may treat the
+    first one differently.
+    """
+    return max(len(stop.encode()) for stop in stops) + 4
+
+
 class Sampler(Protocol):
     """One model server, in this process or with processes of its own. Called from one event loop and never blocks it.
 
@@ -68,7 +80,7 @@ class Sampler(Protocol):
     """For messages: `local`, `vLLM`, `SGLang`."""
     capabilities: EngineCapabilities
 
-    async def start(self, *, deliver: Callable[[list[Outcome]], None], die: Callable[[str], None]) -> None:
+    async def start(self, *, deliver: Callable[[Sequence[Outcome]], None], die: Callable[[str], None]) -> None:
         """Starts on weights that mean nothing. Later calls `deliver` and `die` on the event loop.
 
         `die` says that the sampler can never answer again, and why: which process, how it ended, its last lines.

@@ -19,7 +19,6 @@ class ModelUpdate:
     """
 
     def __init__(self, model: nn.Module, manifest: UpdateManifest) -> None:
-        self.version = manifest.version
         targets = _targets(model)
         self._specs = {spec.name: spec for spec in manifest.tensors}
         if len(self._specs) != len(manifest.tensors):
@@ -49,9 +48,7 @@ class ModelUpdate:
             del self._pending[name]
             self._targets[name].copy_(tensor)
 
-    def check_complete(self, version: int) -> None:
-        if version != self.version:
-            raise EngineError(f"commit of version {version} to an update whose manifest says {self.version}.")
+    def check_complete(self) -> None:
         if self._pending:
             raise EngineError(f"{len(self._pending)} tensors never arrived: {_some(self._pending)}.")
 

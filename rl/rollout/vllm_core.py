@@ -12,7 +12,7 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -27,14 +27,15 @@ from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from rl.config.schema import ConfigError, VLLMRolloutConfig
 from rl.protocols import EngineError
+from rl.rollout.sampler import Part
 from rl.rollout.vllm_requests import collapse_placeholders, sampling_kwargs
-from rl.types import Prompt, Sampling
 
 __all__ = ["Core", "EngineDeadError", "RequestOutput", "block_interrupts", "start_core"]
 
@@ -192,34 +193,44 @@ class Core:
     def has_unfinished(self) -> bool:
         return self._engine.has_unfinished_requests()
 
-    def add(self, request_id: str, prompt: Prompt, sampling: Sampling, *, group_id: int, index: int) -> None:
+    def add(self, part: Part) -> None:
         params = SamplingParams(
-            **sampling_kwargs(sampling, group_id=group_id, index=index),
+            **sampling_kwargs(part.sampling, seed=part.seed),
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-        self._engine.add_request(request_id, self._tokens_prompt(prompt), params)
+        prompt = self._tokens_prompt(part)
+        self._ask("add_request", lambda: self._engine.add_request(part.request_id, prompt, params))
 
-    def _tokens_prompt(self, prompt: Prompt) -> TokensPrompt:
+    def _tokens_prompt(self, part: Part) -> TokensPrompt:
+        prompt = part.prompt
         if not prompt.images:
-            return TokensPrompt(prompt_token_ids=prompt.token_ids.tolist())
+            return TokensPrompt(prompt_token_ids=part.token_ids.tolist())
         from PIL import Image
 
         if self._image_token_id is None:
             raise EngineError(f"prompt {prompt.prompt_id} has images, but the model's config names no image token.")
         token_ids = collapse_placeholders(prompt.token_ids, self._image_token_id, num_images=len(prompt.images))
         images = [Image.fromarray(image) for image in prompt.images]
-        return TokensPrompt(prompt_token_ids=token_ids, multi_modal_data={"image": images})
+        return TokensPrompt(prompt_token_ids=token_ids + part.prefix.tolist(), multi_modal_data={"image": images})
 
     def step(self) -> list[RequestOutput]:
         """Waits for the core's next iteration; the requests that finished in it."""
         return [output for output in self._engine.step() if isinstance(output, RequestOutput) and output.finished]
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str]) -> list[RequestOutput]:
+        """Ends requests and returns what they have sampled. Tokens that are on their way from the core are lost."""
+        processor: Any = self._engine.output_processor
+        outputs = []
+        for request_id in request_ids:
+            for internal_id in processor.external_req_ids[request_id]:
+                state = processor.request_states[internal_id]
+                outputs.append(state.make_request_output([], None, FinishReason.ABORT, None))
         self._engine.abort_request(request_ids)
+        return outputs
 
-    def decode(self, token_ids: list[int]) -> str:
-        return self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool) -> str:
+        return self._engine.get_tokenizer().decode(list(token_ids), skip_special_tokens=not keep_special)
 
     def rpc(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker. Raises `EngineError` with the worker's own message if one raises."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rl.protocols import EngineError
-from rl.types import FinishReason, FloatArray, IntArray, Sampling, sample_seed
+from rl.types import FinishReason, FloatArray, IntArray, Sampling
 
 MIN_TEMPERATURE = 0.01
 """vLLM silently raises a positive temperature below this."""
@@ -24,7 +24,7 @@ class FlatLogprobs(Protocol):
     logprobs: list[float]
 
 
-def sampling_kwargs(sampling: Sampling, *, group_id: int, index: int) -> dict[str, Any]:
+def sampling_kwargs(sampling: Sampling, *, seed: int) -> dict[str, Any]:
     """Arguments of vLLM's `SamplingParams` for one sample: one request each, so that it has a seed of its own.
 
     Text is decoded while sampling only where a stop string must be found in it.
@@ -38,7 +38,7 @@ def sampling_kwargs(sampling: Sampling, *, group_id: int, index: int) -> dict[st
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "seed": sample_seed(sampling.seed, group_id, index),
+        "seed": seed,
         "max_tokens": sampling.max_new_tokens,
         "stop": list(sampling.stop) or None,
         "include_stop_str_in_output": True,

@@ -52,6 +52,31 @@ class WeightReceiver:
     def rl_policy_version(self) -> int:
         return self.rl_version
 
+    def rl_weight_digests(self) -> dict[str, str]:
+        """Of every parameter, in the model's order.
+
+        On CPU vLLM keeps a linear layer's weight in a packed form alone, which cannot be read: there it is the digest
+        of what the layer makes of a fixed input.
+        """
+        import torch
+
+        from rl.weights.digest import tensor_digest
+
+        digests: dict[str, str] = {}
+        with torch.inference_mode():
+            for prefix, layer in self.model_runner.get_model().named_modules():
+                for name, parameter in layer.named_parameters(recurse=False):
+                    key = f"{prefix}.{name}" if prefix else name
+                    packed = name == "weight" and getattr(layer, "cpu_linear", None)
+                    digests[key] = tensor_digest(self._rl_response(layer, packed) if packed else parameter)
+        return digests
+
+    def _rl_response(self, layer: Any, multiply: Any) -> torch.Tensor:
+        import torch
+
+        row = torch.randn(1, layer.input_size_per_partition, generator=torch.Generator().manual_seed(0))
+        return multiply(row.to(self.vllm_config.model_config.dtype), layer.weight, None)
+
     def rl_free_memory(self) -> tuple[int, int]:
         """Free and total bytes of this worker's device, as the device counts them."""
         import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 import time
@@ -18,12 +19,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, LocalRolloutConfig, OptimizerConfig, VLLMRolloutConfig
-from rl.placement.ray_runtime import shutdown_ray
-from rl.protocols import EngineError, EngineUnfit, RolloutEngine
+from rl.placement.ray_runtime import ensure_ray, shutdown_ray
+from rl.protocols import EngineError, EngineUnfit, PauseMode, RolloutEngine
 from rl.trainer.group import TrainerGroup
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from rl.weights.publish import publish_weights
-from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.engine_use import EngineSession, is_alive, logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.tiny_models import write_tiny_qwen3
 
 Weights = list[tuple[str, torch.Tensor]]
@@ -73,23 +74,13 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
     return VLLMEngine(VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64), model_folder=folder, device="cpu")
 
 
-class Session:
-    """An engine and the event loop that it belongs to, over several tests."""
-
+class Session(EngineSession):
     def __init__(self, kind: str, folder: Path) -> None:
+        super().__init__(new_engine(kind, folder))
         self.kind = kind
         self.atol = VLLM_ATOL if kind == "vllm" else ATOL
-        self.engine = new_engine(kind, folder)
-        self.runner = asyncio.Runner()
-        self.run(self.engine.start())
         self.version_at_start = self.run(self.engine.policy_version())
         self.refusal_at_start = self.error_of(sample(self.engine))
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        async def limited() -> Any:
-            return await asyncio.wait_for(work, 120)
-
-        return self.runner.run(limited())
 
     def error_of(self, work: Coroutine[Any, Any, Any]) -> BaseException | None:
         try:
@@ -101,13 +92,7 @@ class Session:
     @property
     def pid(self) -> int:
         """Of the engine's own process."""
-        engine: Any = self.engine
-        return engine._core._processes[0].pid if self.kind == "vllm" else engine._place.pid
-
-    def close(self) -> None:
-        self.run(self.engine.close())
-        self.run(self.engine.close())
-        self.runner.close()
+        return self.engine._sampler._core._processes[0].pid if self.kind == "vllm" else self.engine._place.pid
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,18 +103,24 @@ def ray_ends_with_the_module() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Session]:
+    if request.param == "remote":
+        ensure_ray()  # its own shared memory lives as long as the module
+    before = shared_memory()
     session = Session(request.param, folders[0])
     yield session
-    pid = None if session.kind == "local" else session.pid
+    pids = [] if session.kind == "local" else [session.pid, *descendants_of(session.pid)]
     session.close()
-    assert pid is None or not is_alive(pid)
+    assert not any(is_alive(pid) for pid in pids)
+    assert shared_memory() <= before, "the engine left shared memory behind"
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def descendants_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [d for child in map(int, children) for d in (child, *descendants_of(child))]
 
 
 async def sample(
@@ -178,7 +169,7 @@ def test_a_group_is_complete_and_its_mask_is_true_exactly_on_the_response(sessio
         assert (rollout.token_ids.dtype, rollout.rollout_logprobs.dtype) == (np.int32, np.float32)
         np.testing.assert_array_equal(rollout.token_ids[:length], PROMPT.token_ids)
         assert rollout.loss_mask.tolist() == [False] * length + [True] * (len(rollout.token_ids) - length)
-        assert (rollout.min_policy_version, rollout.max_policy_version) == (4, 4)
+        assert rollout.policy_versions.tolist() == np.where(rollout.loss_mask, 4, -1).tolist()
         assert rollout.generation_s > 0
     assert len({tuple(rollout.token_ids) for rollout in rollouts}) > 4
 
@@ -190,6 +181,16 @@ def test_greedy_takes_the_most_likely_token_in_every_sample(session: Session, mo
         with torch.no_grad():
             best = models[0](torch.tensor(rollout.token_ids[None].astype(np.int64))).logits[0].argmax(-1)[9:-1]
         np.testing.assert_array_equal(rollout.token_ids[10:], best.numpy())
+
+
+def test_greedy_tokens_are_those_that_transformers_generates(session: Session, models: list[Any]):
+    session.run(publish(session.engine, models[0], 0))
+    for length in (3, 40):
+        prompt = prompt_of(length)
+        (rollout,) = session.run(sample(session.engine, prompt, n=1, sampling=replace(GREEDY, max_new_tokens=30)))
+        ids = torch.tensor(prompt.token_ids[None].astype(np.int64))
+        expected = models[0].generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, pad_token_id=0)
+        assert rollout.token_ids.tolist() == expected[0].tolist()
 
 
 def test_groups_of_different_lengths_and_samplings_run_together(session: Session, models: list[Any]):
@@ -252,7 +253,7 @@ def test_samples_are_distributed_as_the_model_says(session: Session, models: lis
     assert statistic < limit
 
 
-def test_truncated_logprobs_are_renormalized_over_the_kept_tokens(session: Session, models: list[Any]):
+def test_truncated_logprobs_are_of_what_is_kept_or_of_all_as_declared(session: Session, models: list[Any]):
     async def first_tokens(sampling: Sampling) -> list[Rollout]:
         return await sample(session.engine, n=200, sampling=sampling)
 
@@ -261,16 +262,20 @@ def test_truncated_logprobs_are_renormalized_over_the_kept_tokens(session: Sessi
         logits = models[0](torch.tensor(PROMPT.token_ids[None].astype(np.int64))).logits[0, -1]
     probs = torch.softmax(logits / 1.5, -1).double().numpy()
     order = np.argsort(-probs)
-    top_4 = {int(token): probs[token] / probs[order[:4]].sum() for token in order[:4]}
+
+    def logprobs_among(kept: np.ndarray) -> dict[int, float]:
+        mass = probs[kept].sum() if session.engine.capabilities.renormalizes else 1.0
+        return {int(token): np.log(probs[token] / mass) for token in kept}
+
     needed = int((np.cumsum(probs[order]) < 0.6).sum()) + 1
-    nucleus = {int(token): probs[token] / probs[order[:needed]].sum() for token in order[:needed]}
     assert needed > 2
     sampling = Sampling(temperature=1.5, max_new_tokens=1, seed=0)
-    for case, kept in [(replace(sampling, top_k=4), top_4), (replace(sampling, top_p=0.6), nucleus)]:
+    for case, num_kept in [(replace(sampling, top_k=4), 4), (replace(sampling, top_p=0.6), needed)]:
+        kept = logprobs_among(order[:num_kept])
         rollouts = session.run(first_tokens(case))
         assert {int(rollout.token_ids[-1]) for rollout in rollouts} == set(kept)
         for rollout in rollouts:
-            assert rollout.rollout_logprobs[-1] == pytest.approx(np.log(kept[int(rollout.token_ids[-1])]), abs=2e-5)
+            assert rollout.rollout_logprobs[-1] == pytest.approx(kept[int(rollout.token_ids[-1])], abs=2e-5)
 
 
 # Ends of answers.
@@ -495,6 +500,148 @@ def test_an_update_waits_for_running_requests_and_new_ones_wait_for_it(session: 
     assert {(r.min_policy_version, r.max_policy_version) for r in after} <= {(20, 20), (21, 21)}
     assert_samples_of(before, models[0], atol=session.atol)
     assert_samples_of(after, models[after[0].min_policy_version - 20], atol=session.atol)
+
+
+# Pauses.
+
+LONG = Sampling(temperature=1.0, max_new_tokens=300, seed=5)
+
+
+async def begin(engine: RolloutEngine, *, num_groups: int = 3, sampling: Sampling = LONG) -> asyncio.Future[Any]:
+    """Groups of 4 that are being sampled: the first sample of another group, which is short, has come."""
+    groups = [sample(engine, prompt_of(5 + g), group_id=g, sampling=sampling) for g in range(num_groups)]
+    running = asyncio.ensure_future(asyncio.gather(*groups))
+    await asyncio.sleep(0)
+    await sample(engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=20))
+    return running
+
+
+def test_an_update_in_the_middle_marks_which_weights_sampled_which_tokens(session: Session, models: list[Any]):
+    async def update_midway() -> list[Rollout]:
+        running = await begin(session.engine)
+        await session.engine.pause(PauseMode.KEEP)
+        await publish(session.engine, models[1], 61)
+        await session.engine.resume()
+        return [rollout for group in await running for rollout in group]
+
+    session.run(publish(session.engine, models[0], 60))
+    rollouts = session.run(update_midway())
+    assert len(rollouts) == 12
+    mixed = [rollout for rollout in rollouts if rollout.min_policy_version != rollout.max_policy_version]
+    assert mixed
+    for rollout in rollouts:
+        versions = rollout.policy_versions[rollout.loss_mask].tolist()
+        assert versions == sorted(versions)
+        assert set(versions) <= {60, 61}
+        # Keys and values are computed anew, so that each token's log-prob is that of one policy, given all before it.
+        old, new = (logprobs_of(model, rollout, 1.0) for model in models)
+        expected = np.where(rollout.policy_versions == 60, old, new)
+        np.testing.assert_allclose(rollout.rollout_logprobs, expected, atol=session.atol)
+
+
+def test_a_pause_that_keeps_requests_loses_no_token_and_no_budget(session: Session, models: list[Any]):
+    async def pause_often() -> list[Rollout]:
+        running = await begin(session.engine, sampling=replace(LONG, max_new_tokens=60))
+        for _ in range(4):
+            await session.engine.pause(PauseMode.KEEP)
+            await session.engine.resume()
+            await sample(session.engine, group_id=98, n=1)
+        return [rollout for group in await running for rollout in group]
+
+    session.run(publish(session.engine, models[0], 0))
+    rollouts = session.run(pause_often())
+    assert sorted((rollout.group_id, rollout.index) for rollout in rollouts) == [
+        (g, i) for g in range(3) for i in range(4)
+    ]
+    assert_samples_of(rollouts, models[0], atol=session.atol)
+    for rollout in rollouts:
+        is_cut = rollout.finish_reason is FinishReason.LENGTH
+        assert rollout.num_response_tokens == 60 if is_cut else rollout.token_ids[-1] == EOS
+    assert any(rollout.is_truncated for rollout in rollouts)
+
+
+def test_a_pause_that_aborts_yields_every_token_sampled_so_far(session: Session, models: list[Any]):
+    async def abort() -> list[Rollout]:
+        running = await begin(session.engine)
+        await session.engine.pause(PauseMode.ABORT)
+        await session.engine.resume()
+        return [rollout for group in await running for rollout in group]
+
+    session.run(publish(session.engine, models[0], 0))
+    rollouts = session.run(abort())
+    assert len(rollouts) == 12
+    aborted = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.ABORT]
+    assert aborted
+    assert all(0 < rollout.num_response_tokens < 300 for rollout in aborted)
+    assert_samples_of(rollouts, models[0], atol=session.atol)
+
+
+def test_a_pause_that_waits_lets_requests_finish_and_holds_new_ones(session: Session, models: list[Any]):
+    async def wait() -> list[Rollout]:
+        running = await begin(session.engine, num_groups=1)
+        await session.engine.pause(PauseMode.WAIT)
+        await asyncio.wait_for(running, 1)
+        held = asyncio.ensure_future(sample(session.engine))
+        await asyncio.sleep(0.05)
+        assert not held.done()
+        await session.engine.resume()
+        return await held
+
+    session.run(publish(session.engine, models[0], 0))
+    assert len(session.run(wait())) == 4
+
+
+def test_of_a_thousand_requests_with_pauses_and_aborts_none_is_lost_or_doubled(session: Session, models: list[Any]):
+    """250 groups of 4 with 1 to 40 tokens; every 7th caller leaves early, and pauses of all kinds happen meanwhile."""
+    limits = np.random.default_rng(0).integers(1, 41, 250)
+    seen: Counter[tuple[int, int]] = Counter()
+
+    async def ask(group_id: int) -> None:
+        sampling = Sampling(1.0, int(limits[group_id]), 0)
+        generation: Any = session.engine.generate(
+            prompt_of(3 + group_id % 60), group_id=group_id, n=4, sampling=sampling
+        )
+        async for rollout in generation:
+            assert rollout.group_id == group_id
+            assert 1 <= rollout.num_response_tokens <= limits[group_id]
+            seen[group_id, rollout.index] += 1
+            if group_id % 7 == 0:
+                break
+        await generation.aclose()
+
+    async def pause() -> None:
+        for mode in [PauseMode.KEEP, PauseMode.ABORT, PauseMode.WAIT, PauseMode.KEEP]:
+            await asyncio.sleep(0.05)
+            await session.engine.pause(mode)
+            await session.engine.resume()
+
+    async def all_at_once() -> None:
+        await asyncio.gather(pause(), *(ask(group_id) for group_id in range(250)))
+
+    session.run(publish(session.engine, models[0], 0))
+    session.run(all_at_once())
+    assert set(seen.values()) == {1}
+    per_group = Counter(group_id for group_id, _ in seen)
+    assert all(per_group[group_id] == (1 if group_id % 7 == 0 else 4) for group_id in range(250))
+    assert len(session.run(sample(session.engine))) == 4
+
+
+# Digests.
+
+
+def test_digests_tell_which_parameters_an_update_changed(session: Session, models: list[Any]):
+    async def digests_after(model: Any, version: int) -> dict[str, str]:
+        await publish(session.engine, model, version)
+        return await session.engine.weight_digests()
+
+    changed = copy.deepcopy(models[0])
+    changed.model.layers[1].mlp.down_proj.weight.data[3, 5] += 1.0
+    before, same, after = (
+        session.run(digests_after(model, version)) for version, model in enumerate([models[0], models[0], changed])
+    )
+    assert before == same
+    assert list(before) == list(after)
+    assert [name for name in before if before[name] != after[name]] == ["model.layers.1.mlp.down_proj.weight"]
 
 
 # States.

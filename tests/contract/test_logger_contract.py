@@ -77,8 +77,10 @@ def open_log(folder, tracker_name, opened, *, resume_step=None, console=None):
 def make_group(text="4"):
     prompt = Prompt("sums:0", ({"role": "user", "content": "2+2="},), np.zeros(1, np.int32), "4", "sums")
     arrays = (np.zeros(2, np.int32), np.array([False, True]), np.zeros(2, np.float32))
+    versions = np.array([-1, 0], np.int32)
     rollouts = [
-        Rollout(0, index, *arrays, 1.0, 0, 0, FinishReason.STOP, text=text, reward=float(index)) for index in range(2)
+        Rollout(0, index, *arrays, 1.0, versions, FinishReason.STOP, text=text, reward=float(index))
+        for index in range(2)
     ]
     return RolloutGroup(0, prompt, rollouts, 0)
 

@@ -66,8 +66,7 @@ def rollout(group_id: int, index: int, version: int) -> Rollout:
         loss_mask=np.array([False, True]),
         rollout_logprobs=np.array([0.0, -1.0], dtype=np.float32),
         temperature=1.0,
-        min_policy_version=version,
-        max_policy_version=version,
+        policy_versions=np.array([-1, version], dtype=np.int32),
         finish_reason=FinishReason.STOP,
     )
 

@@ -51,8 +51,7 @@ class ScriptedEngine:
             loss_mask=np.array([False, True]),
             rollout_logprobs=np.array([0.0, -1.0], dtype=np.float32),
             temperature=0.0,
-            min_policy_version=self._version(group_id),
-            max_policy_version=self._version(group_id),
+            policy_versions=np.array([-1, self._version(group_id)], dtype=np.int32),
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             text=str(index),
         )

@@ -10,6 +10,9 @@ from rl.rollout.lifecycle import Lifecycle, Phase
 LEGAL = {
     "start": {Phase.NEW},
     "generate": {Phase.AWAKE},
+    "pause": {Phase.AWAKE},
+    "resume": {Phase.AWAKE},
+    "weight_digests": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
     "open_update": {Phase.AWAKE, Phase.WEIGHTS_AWAKE},
     "sleep": {Phase.AWAKE},
     "wake_weights": {Phase.ASLEEP},

@@ -58,7 +58,7 @@ def recorded_shapes(engine: LocalEngine) -> Iterator[list[tuple[int, int]]]:
     def record(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         shapes.append(tuple(kwargs["input_ids"].shape))
 
-    hook = engine._model.register_forward_pre_hook(record, with_kwargs=True)
+    hook = engine._sampler._model.register_forward_pre_hook(record, with_kwargs=True)
     yield shapes
     hook.remove()
 
@@ -205,7 +205,7 @@ def test_max_num_seqs_bounds_every_batch_and_splits_a_large_group(tiny_qwen3: Pa
 def test_a_round_takes_no_more_samples_than_its_cache_has_memory_for(tiny_qwen3: Path):
     async def run() -> None:
         async with engine_on(tiny_qwen3) as engine:
-            engine._max_cached_tokens = 100  # tokens; a sample below needs 30, one of the long prompt 120
+            engine._sampler._max_cached_tokens = 100  # tokens; a sample below needs 30, one of the long prompt 120
             with recorded_shapes(engine) as shapes:
                 short = await sample(engine, prompt_of(10), n=8)
                 assert max(rows for rows, _ in shapes) == 3
@@ -252,7 +252,7 @@ def test_an_error_of_the_model_reaches_every_caller_with_its_cause(tiny_qwen3: P
             def fail(_module: Any, _args: Any) -> None:
                 raise ValueError("out of luck")
 
-            hook = engine._model.model.layers[1].register_forward_pre_hook(fail)
+            hook = engine._sampler._model.model.layers[1].register_forward_pre_hook(fail)
             calls = [sample(engine, prompt_of(5), n=2, group_id=g) for g in range(3)]
             results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
             for result in results:
@@ -296,7 +296,7 @@ def test_a_stop_string_is_found_in_the_response_alone_and_across_tokens(tiny_qwe
         async with engine_on(tiny_qwen3) as engine:
             (plain,) = await sample(engine, prompt_of(12), sampling=Sampling(1.0, 20, 0))
             stops = [plain.text[at : at + 3] for at in (2, 6, 9)]
-            in_prompt = engine._tokenizer.decode(prompt_of(12).token_ids[-2:].tolist()) + plain.text[0]
+            in_prompt = engine._sampler._tokenizer.decode(prompt_of(12).token_ids[-2:].tolist()) + plain.text[0]
             for stop in stops:
                 sampling = Sampling(1.0, 20, 0, stop=(in_prompt, stop))
                 (rollout,) = await sample(engine, prompt_of(12), sampling=sampling)

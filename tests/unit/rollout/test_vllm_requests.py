@@ -14,7 +14,7 @@ from rl.rollout.vllm_requests import (
     sampled_logprobs,
     sampling_kwargs,
 )
-from rl.types import FinishReason, Sampling, sample_seed
+from rl.types import FinishReason, Sampling
 
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=9, seed=5, top_p=0.8, top_k=3, stop=("</a>", "\n"))
 
@@ -28,30 +28,25 @@ class Flat:
 
 
 def test_every_field_of_sampling_reaches_the_request():
-    kwargs = sampling_kwargs(SAMPLING, group_id=3, index=2)
+    kwargs = sampling_kwargs(SAMPLING, seed=77)
     assert kwargs["temperature"] == 0.7
     assert kwargs["max_tokens"] == 9
-    assert kwargs["seed"] == sample_seed(5, 3, 2)
+    assert kwargs["seed"] == 77
     assert kwargs["top_p"] == 0.8
     assert kwargs["top_k"] == 3
     assert kwargs["stop"] == ["</a>", "\n"]
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Sampling) if field.name != "seed"])
 def test_changing_any_field_of_sampling_changes_the_request(name: str):
-    other = {"temperature": 0.0, "max_new_tokens": 1, "seed": 6, "top_p": 1.0, "top_k": -1, "stop": ()}[name]
+    other = {"temperature": 0.0, "max_new_tokens": 1, "top_p": 1.0, "top_k": -1, "stop": ()}[name]
     changed = replace(SAMPLING, **{name: other})
-    assert sampling_kwargs(changed, group_id=3, index=2) != sampling_kwargs(SAMPLING, group_id=3, index=2)
-
-
-def test_samples_of_a_group_and_equal_samples_of_two_groups_have_seeds_of_their_own():
-    seeds = {sampling_kwargs(SAMPLING, group_id=g, index=i)["seed"] for g in range(4) for i in range(8)}
-    assert len(seeds) == 32
+    assert sampling_kwargs(changed, seed=1) != sampling_kwargs(SAMPLING, seed=1)
 
 
 def test_text_is_decoded_while_sampling_only_to_find_a_stop_string():
-    assert sampling_kwargs(SAMPLING, group_id=0, index=0)["detokenize"]
-    without = sampling_kwargs(replace(SAMPLING, stop=()), group_id=0, index=0)
+    assert sampling_kwargs(SAMPLING, seed=1)["detokenize"]
+    without = sampling_kwargs(replace(SAMPLING, stop=()), seed=1)
     assert not without["detokenize"]
     assert without["stop"] is None
 
@@ -59,7 +54,7 @@ def test_text_is_decoded_while_sampling_only_to_find_a_stop_string():
 @pytest.mark.parametrize("temperature", [0.001, 2.5])
 def test_a_temperature_that_vllm_would_change_is_refused(temperature: float):
     with pytest.raises(EngineError, match=str(temperature)):
-        sampling_kwargs(replace(SAMPLING, temperature=temperature), group_id=0, index=0)
+        sampling_kwargs(replace(SAMPLING, temperature=temperature), seed=1)
 
 
 def test_finish_reasons_map_by_name_and_others_are_failures():

@@ -189,7 +189,7 @@ def test_rollout_logprobs_are_the_old_ones_in_bypass_mode(tiny_qwen3):
 def test_mismatch_is_measured_on_fresh_sequences_only(tiny_qwen3):
     fresh, stale = made_batch(2, 2)
     for rollout in fresh.rollouts:
-        rollout.min_policy_version = 1
+        rollout.policy_versions[rollout.loss_mask] = 1
     batch = packed([fresh, stale], policy_version=1, packing=Packing.one_sequence)
     run = trainer(tiny_qwen3)
     differences: dict[str, list[float]] = {"fresh": [], "all": []}

@@ -120,8 +120,7 @@ def answered(prompt: Prompt, *, group_id: int, num_response_tokens: int) -> Roll
         loss_mask=is_response,
         rollout_logprobs=np.where(is_response, np.float32(-3.0), np.float32(0.0)),
         temperature=0.7,
-        min_policy_version=0,
-        max_policy_version=0,
+        policy_versions=np.where(is_response, 0, -1).astype(np.int32),
         finish_reason=FinishReason.STOP,
         advantage=1.0,
     )
