@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from rl.types import (
     EvalResult,
     EvalSet,
+    FloatArray,
     IntArray,
     MicroBatch,
     Prompt,
@@ -257,6 +258,13 @@ class Trainer(Protocol):
 
     async def step(self, batch: TrainBatch) -> StepStats: ...
 
+    async def logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        """[L] each, under the weights as they are, at the rollout's temperature; 0 where `loss_mask` is False.
+
+        `prompts[i]` is that of `rollouts[i]`.
+        """
+        ...
+
     async def manifest(self, version: int) -> UpdateManifest: ...
 
     def buckets(self) -> AsyncIterator[Bucket]:
@@ -291,6 +299,10 @@ class TrainerRank(Protocol):
         self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
     ) -> StepStats:
         """`mini_batches` is [update][micro], this rank's share; denominators are global, metrics come back reduced."""
+        ...
+
+    def logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
+        """[T] each, of this rank's share; equally many on every rank."""
         ...
 
     def manifest(self, version: int) -> UpdateManifest: ...

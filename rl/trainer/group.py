@@ -14,7 +14,8 @@ from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
 from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
 from rl.protocols import Bucket, TrainerRank, UpdateManifest
-from rl.types import StepStats, TrainBatch
+from rl.trainer.packing import pack_to_score
+from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
@@ -41,6 +42,7 @@ class TrainerGroup:
     ):
         """`env` is the environment of actors; a value that the user has set already wins."""
         self.num_ranks = num_ranks
+        self._config = config
         arguments = {
             "model_folder": str(model_folder),
             "algorithm": algorithm,
@@ -64,6 +66,16 @@ class TrainerGroup:
         ]
         stats: list[StepStats] = await self._ranks.call("step", shares)
         return stats[0]
+
+    async def logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        packed = pack_to_score(
+            prompts,
+            rollouts,
+            num_ranks=self.num_ranks,
+            max_tokens_per_micro_batch=self._config.max_tokens_per_micro_batch,
+            packing=self._config.packing,
+        )
+        return packed.unpack(await self._ranks.call("logprobs", [(share,) for share in packed.micro_batches]))
 
     async def manifest(self, version: int) -> UpdateManifest:
         return (await self._ranks.call("manifest", [(version,)] * self.num_ranks))[0]

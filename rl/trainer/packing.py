@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.config.schema import Packing
-from rl.types import MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
+from rl.types import FloatArray, MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,46 @@ def pack(
         _even_out(ranks, fallback=min(sequences, key=len))
         batch.mini_batches.append(ranks)
     return batch
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBatch:
+    """Rollouts packed for a forward pass alone."""
+
+    micro_batches: list[list[MicroBatch]]
+    """[dp_rank][micro], equally many on every rank, filled up by all-masked ones."""
+    places: list[list[list[int]]]
+    """[dp_rank][micro] -> which rollouts are packed in it, in order; fillers have no entry."""
+
+    def unpack(self, logprobs: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:
+        """[dp_rank][micro] of [T] -> [rollout] of [L], 0 where its `loss_mask` is False."""
+        unpacked: dict[int, FloatArray] = {}
+        for micro_batches, places_of_rank, values_of_rank in zip(
+            self.micro_batches, self.places, logprobs, strict=True
+        ):
+            # Fillers are the last of their rank.
+            for micro, places, values in zip(micro_batches, places_of_rank, values_of_rank, strict=False):
+                masked = np.where(micro.loss_mask, values, np.float32(0.0))
+                unpacked.update(zip(places, np.split(masked, micro.cu_seqlens[1:-1]), strict=True))
+        return [unpacked[place] for place in range(len(unpacked))]
+
+
+def pack_to_score(
+    prompts: Sequence[Prompt],
+    rollouts: Sequence[Rollout],
+    *,
+    num_ranks: int,
+    max_tokens_per_micro_batch: int,
+    packing: Packing,
+) -> ScoreBatch:
+    """`prompts[i]` is that of `rollouts[i]`. Balanced and packed as `pack` does it."""
+    sequences = [_Sequence(rollout, prompt, 0) for prompt, rollout in zip(prompts, rollouts, strict=True)]
+    place_of = {id(sequence): place for place, sequence in enumerate(sequences)}
+    bins = [list(_split(share, max_tokens_per_micro_batch, packing)) for share in _balance(sequences, num_ranks)]
+    micro_batches = [[_micro_batch(packed) for packed in of_rank] for of_rank in bins]
+    _even_out(micro_batches, fallback=sequences[0])
+    places = [[[place_of[id(sequence)] for sequence in packed] for packed in of_rank] for of_rank in bins]
+    return ScoreBatch(micro_batches, places)
 
 
 def _balance(sequences: list[_Sequence], num_ranks: int) -> list[list[_Sequence]]:

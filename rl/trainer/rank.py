@@ -140,6 +140,9 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             for micro in [micro for micro_batches in mini_batches[1:] for micro in micro_batches]:
                 micro.old_logprobs = self._score(self.policy, micro)
 
+    def logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
+        return [self._score(self.policy, micro) for micro in micro_batches]
+
     @torch.no_grad()
     def _score(self, policy: PolicyModule, micro: MicroBatch) -> FloatArray:
         logprobs, _ = policy(micro, micro.loss_mask)

@@ -29,8 +29,9 @@ from rl.config.schema import (
 from rl.protocols import Trainer
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.trainer.packing import pack
-from rl.types import RolloutGroup, TrainBatch
-from tests.made_groups import made_batch
+from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
+from tests.engine_use import logprobs_of
+from tests.made_groups import made_batch, made_group
 from tests.megatron.on_cpu import megatron_on_cpu  # noqa: F401
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -66,7 +67,7 @@ def group(
     env: dict[str, str] | None = None,
 ) -> TrainerGroup:
     return TrainerGroup(
-        config(optimizer=OptimizerConfig(lr=lr), compute_dtype=Dtype.float32),
+        config(optimizer=OptimizerConfig(lr=lr), compute_dtype=Dtype.float32, max_tokens_per_micro_batch=40),
         model_folder=folder,
         algorithm=GRPOConfig(prompts_per_step=4, group_size=4, prompts_per_mini_batch=2, kl_coef=0.01),
         device="cpu",
@@ -202,6 +203,51 @@ def fill_padded_logprobs(folder: Path, rollouts: list, *, temperature: float) ->
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_logprobs_equal_those_of_plain_transformers(trainer, tmp_path):
+    """Prompts, answers and temperatures of all kinds, in several micro-batches; back in the order given."""
+    await trainer.step(batch(trainer.num_ranks, 0))
+    await trainer.export(tmp_path)
+    groups = groups_of_all_kinds()
+    prompts, rollouts = prompts_and_rollouts(groups)
+    got = await trainer.logprobs(prompts, rollouts)
+    assert [len(values) for values in got] == [len(rollout.token_ids) for rollout in rollouts]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for values, rollout in zip(got, rollouts, strict=True):
+        np.testing.assert_allclose(values, logprobs_of(model, rollout, rollout.temperature), atol=1e-5)
+        assert values.dtype == np.float32
+        assert not values[~rollout.loss_mask].any()
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_logprobs_leave_the_trainer_as_it_was(trainer, tmp_path):
+    """Also where there are fewer rollouts than ranks."""
+    await trainer.save(tmp_path)
+    expected = (await trainer.step(batch(trainer.num_ranks, 1))).metrics
+    await trainer.load(tmp_path)
+    prompts, rollouts = prompts_and_rollouts(groups_of_all_kinds())
+    before = await weights(trainer)
+    (alone,) = await trainer.logprobs(prompts[:1], rollouts[:1])
+    np.testing.assert_allclose(alone, (await trainer.logprobs(prompts, rollouts))[0], atol=1e-5)
+    after = await weights(trainer)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert (await trainer.step(batch(trainer.num_ranks, 1))).metrics == expected
+
+
+def groups_of_all_kinds() -> list[RolloutGroup]:
+    """More tokens than the shared trainer takes in one micro-batch of 40."""
+    kinds = [(3, [1, 9], 1.0), (11, [5, 2], 0.7), (6, [14, 1], 1.3), (1, [30, 3], 0.7)]
+    return [
+        made_group([0.0, 1.0], group_id=place, prompt_tokens=prompt, response_tokens=lengths, temperature=temperature)
+        for place, (prompt, lengths, temperature) in enumerate(kinds)
+    ]
+
+
+def prompts_and_rollouts(groups: list[RolloutGroup]) -> tuple[list[Prompt], list[Rollout]]:
+    pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    return [prompt for prompt, _ in pairs], [rollout for _, rollout in pairs]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
 async def test_accumulation_equals_one_large_batch(trainer, tmp_path):
     """One micro-batch per update and rank, several, and one per sequence. The gradient's norm stands for the gradient:
     AdamW turns its rounding, where it is near 0, into steps of any size."""
@@ -278,6 +324,9 @@ async def assert_equal_steps(one: Trainer, two: Trainer, seed: int) -> None:
     assert expected.keys() == got.keys()
     for key, value in expected.items():
         assert got[key] == pytest.approx(value, abs=1e-6, rel=1e-4), key
+    prompts, rollouts = prompts_and_rollouts(groups_of_all_kinds())
+    for ours, theirs in zip(await one.logprobs(prompts, rollouts), await two.logprobs(prompts, rollouts), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
     assert got["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-6)
     assert got["train/lr"] == expected["train/lr"]
 

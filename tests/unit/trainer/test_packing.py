@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl.config.schema import Packing
-from rl.trainer.packing import pack
+from rl.trainer.packing import pack, pack_to_score
 from rl.types import FinishReason, MicroBatch, TrainBatch
 from tests.made_groups import made_batch, made_group
 
@@ -145,3 +145,22 @@ def test_metrics_by_hand():
     assert metrics["rollout/response_tokens_mean"] == 3.0 and metrics["rollout/response_tokens_max"] == 6.0
     assert metrics["rollout/truncated_fraction"] == 0.25
     assert metrics["reward/uniform_group_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 9])
+@pytest.mark.parametrize("max_tokens", [1, 16, 1000])
+def test_what_is_packed_to_score_is_unpacked_in_its_order(num_ranks, max_tokens):
+    """Each token's own id stands for its log-prob."""
+    groups = made_batch(2, 4)
+    pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    batch = pack_to_score(
+        [prompt for prompt, _ in pairs],
+        [rollout for _, rollout in pairs],
+        num_ranks=num_ranks,
+        max_tokens_per_micro_batch=max_tokens,
+        packing=Packing.tokens,
+    )
+    assert len({len(of_rank) for of_rank in batch.micro_batches}) == 1
+    scored = [[micro.token_ids.astype(np.float32) for micro in of_rank] for of_rank in batch.micro_batches]
+    expected = [np.where(rollout.loss_mask, rollout.token_ids, 0).tolist() for _, rollout in pairs]
+    assert [values.tolist() for values in batch.unpack(scored)] == expected
