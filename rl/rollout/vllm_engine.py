@@ -31,6 +31,7 @@ from rl.rollout.vllm_core import (
 )
 from rl.rollout.vllm_requests import finish_reason, sampled_logprobs
 from rl.types import Prompt, Sampling
+from rl.weights.ipc import share_bucket
 
 T = TypeVar("T")
 
@@ -176,8 +177,16 @@ class VLLMSampler:
         await self._call(lambda: self._core.rpc("rl_begin_update", tensors))
 
     async def receive(self, bucket: Bucket) -> None:
-        """Safetensors bytes by RPC, which CPU and GPU workers take alike."""
-        await self._call(lambda: self._core.rpc("rl_receive", _payload(bucket)))
+        """By a handle where the tensors are on the engine's GPU, else as safetensors bytes."""
+        if not all(tensor.is_cuda for _, tensor in bucket):
+            await self._call(lambda: self._core.rpc("rl_receive", _payload(bucket)))
+            return
+
+        def hand_over() -> None:
+            shared = share_bucket(bucket)
+            self._core.rpc("rl_receive_shared", shared.layout, shared.handle)
+
+        await self._call(hand_over)
 
     async def finish_update(self, version: int) -> None:
         def finish() -> None:

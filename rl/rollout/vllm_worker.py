@@ -103,6 +103,12 @@ class WeightReceiver:
 
         self._rl_load(safetensors.torch.load(payload))
 
+    def rl_receive_shared(self, layout: Any, handle: list[Any]) -> None:
+        """One bucket in memory of this worker's GPU, or of one that it can reach."""
+        from rl.weights.ipc import open_bucket
+
+        self._rl_load(open_bucket(layout, handle))
+
     def _rl_load(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.config import set_current_vllm_config
 
