@@ -1,0 +1,38 @@
+"""An engine's own processes: kept from Ctrl-C, tied to their parent's life, and explained when they end."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def block_interrupts() -> None:
+    """Blocks SIGINT in the calling thread and in the processes that it starts.
+
+    Ctrl-C reaches every process of the terminal's group, and an engine that ends at once is gone before the run's
+    checkpoint. The resource tracker is started first because its start unblocks SIGINT.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends, for whatever reason."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "has not ended"
+    if exit_code < 0:
+        return f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    return f"ended with exit code {exit_code}"
+
+
+def last_lines(log_file: Path, count: int) -> str:
+    lines = log_file.read_text(errors="replace").splitlines()[-count:] if log_file.exists() else []
+    return f"Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)
