@@ -18,6 +18,7 @@ from rl.config.schema import (
     MegatronConfig,
     RolloutConfig,
     RunConfig,
+    SGLangRolloutConfig,
     VLLMRolloutConfig,
 )
 
@@ -217,6 +218,11 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
     if isinstance(config.backend.rollout, VLLMRolloutConfig):
         needed["vllm"] = (
             "In the project's folder, on a GPU: pip install -e '.[vllm]'; on a CPU: bash scripts/install_vllm_cpu.sh."
+        )
+    if isinstance(config.backend.rollout, SGLangRolloutConfig):
+        needed["sglang"] = (
+            "In an environment without vLLM, in the project's folder, on a GPU: pip install -e '.[sglang]'; on a CPU: "
+            "bash scripts/install_sglang_cpu.sh."
         )
     if isinstance(config.backend.trainer, MegatronConfig):
         needed["megatron"] = "Run: bash scripts/install_megatron.sh."

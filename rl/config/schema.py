@@ -266,6 +266,25 @@ class VLLMRolloutConfig(RolloutConfig):
 
 
 @dataclass
+class SGLangRolloutConfig(RolloutConfig):
+    _target_: str = "rl.rollout.sglang_engine.SGLangEngine"
+    tensor_parallel: int = 1
+    memory_fraction: float = 0.6
+    """Share of GPU memory for weights and cache; ignored on CPU, where `cpu_cache_gib` counts."""
+    cpu_cache_gib: int = 1
+    enforce_eager: bool = False
+    """True: no graph capture; starts sooner, samples slower."""
+    attention_backend: str | None = None
+    """SGLang's name of it, for example `triton`. None: SGLang's choice; `torch_native` on CPU."""
+    sampling_backend: str | None = None
+    """None: `pytorch`, which draws each sample from its own seed. With another, `flashinfer`, seeds have no effect."""
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel
+
+
+@dataclass
 class BackendConfig:
     """A trainer and a rollout engine."""
 

@@ -182,12 +182,14 @@ def test_a_batch_larger_than_the_data_is_refused_with_the_arithmetic(tmp_path: P
     check_run_config(put(config_with(*words), "steps", 3))
 
 
-def test_a_missing_package_is_named_before_a_model_loads(monkeypatch):
+@pytest.mark.parametrize("package", ["vllm", "sglang"])
+def test_a_missing_package_is_named_before_a_model_loads(monkeypatch, package):
     real = importlib.util.find_spec
-    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None if name == package else real(name))
     check_machine(config_with())
-    with pytest.raises(ConfigError, match=r"needs the package 'vllm', which is not installed.*install_vllm_cpu\.sh"):
-        check_machine(config_with("backend/rollout=vllm"))
+    message = rf"needs the package '{package}', which is not installed.*install_{package}_cpu\.sh"
+    with pytest.raises(ConfigError, match=message):
+        check_machine(config_with(f"backend/rollout={package}"))
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch):

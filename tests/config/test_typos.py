@@ -50,7 +50,7 @@ def test_a_setting_that_exists_is_neither_added_nor_deleted(word):
             r"experiment 'quickstar' not found. Did you mean 'quickstart'\? Options of experiment: ",
         ),
         ("task=gsm8", r"task 'gsm8' not found. Did you mean 'gsm8k'\? Options of task: arithmetic, gsm8k, jsonl"),
-        ("backend/rollout=vlm", r"backend/rollout 'vlm' not found. Did you mean 'vllm'\?.*local, vllm"),
+        ("backend/rollout=vlm", r"backend/rollout 'vlm' not found. Did you mean 'vllm'\?.*local, sglang, vllm"),
         ("placement=async", r"placement 'async' not found.*Options of placement: colocated, fully_async"),
         ("algorithm=null", r"algorithm 'None' not found"),
         ("tsk=gsm8k", r"unknown key 'tsk'.*Did you mean 'task'\?"),
