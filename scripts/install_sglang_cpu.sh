@@ -50,8 +50,8 @@ trap 'rm -f "$overrides"' EXIT
 
 # One resolution, so that neither the suite nor SGLang moves a version that the other was resolved with.
 # triton runs nothing here, but SGLang imports it.
-"$uv" pip install --compile-bytecode --python "$folder/bin/python" "${sources[@]}" "${torch_index[@]}" --overrides "$overrides" \
-    "sglang==$sglang_version" "triton==$triton_version" --editable "$root[dev]"
+"$uv" pip install --compile-bytecode --python "$folder/bin/python" "${sources[@]}" "${torch_index[@]}" \
+    --overrides "$overrides" "sglang==$sglang_version" "triton==$triton_version" --editable "$root[dev]"
 
 # SGLang and, where there is a torchvision, transformers import names from these two whatever the device is. PyPI has
 # neither for CPUs, so each gets a stand-in: SGLang samples text with PyTorch's own operators; images do not work here.
