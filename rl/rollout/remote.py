@@ -2,6 +2,10 @@
 
 Calls of `generate` that are made together go in one message, in their order, and results come back in bulk from a
 standing request for whatever has finished: a message costs a millisecond, and a step has a thousand rollouts.
+
+The end of the process ends that standing request, so it is noticed at once. A process that lives and hangs is noticed
+by a beat that its event loop must answer, and an engine that died or hangs inside a sound process by a question that
+it must answer itself.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ import asyncio
 import functools
 import itertools
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,7 @@ from rl.protocols import (
     UpdateManifest,
     UpdateSession,
 )
+from rl.rollout.liveness import BEAT_INTERVAL_S, PROCESS_LIMIT_S, Probe, as_engine_error, is_done_within
 from rl.types import Prompt, Rollout, Sampling
 
 START_TIMEOUT_S = 600.0
@@ -55,6 +62,7 @@ class _EngineHost:
 
     def __init__(self, env: dict[str, str]) -> None:
         os.environ.update(env)  # Ray may have hidden devices from an actor that asked for none
+        self._probe = Probe()
         self._results: _Results = []
         self._has_results = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -71,6 +79,7 @@ class _EngineHost:
 
     async def start(self, config: RolloutConfig, model_folder: str, device: str) -> EngineCapabilities | Exception:
         async def start() -> EngineCapabilities:
+            self._probe.has_bounded_steps = device != "cpu"
             engine: RolloutEngine = build(config, model_folder=Path(model_folder), device=device)
             self._engine = engine
             await engine.start()
@@ -86,13 +95,14 @@ class _EngineHost:
     async def _generate(self, call: _Call) -> None:
         samples = self._started.generate(call.prompt, group_id=call.group_id, n=call.n, sampling=call.sampling)
         async for rollout in samples:
+            self._probe.has_sampled = True
             self._put(call, rollout)
 
     def _end(self, call: _Call, task: asyncio.Task[None]) -> None:
         del self._tasks[call.call_id]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._put(call, _as_engine_error(error))
+            self._put(call, as_engine_error(error))
 
     def _put(self, call: _Call, result: Rollout | EngineError) -> None:
         self._results.append((call.call_id, result))
@@ -110,8 +120,17 @@ class _EngineHost:
         results, self._results = self._results, []
         return results
 
+    async def beat(self) -> EngineError | None:
+        """The answer itself says that the process is well; the error, that the engine in it is not."""
+        return self._probe.look_at(self._started)
+
     async def call(self, method: str, *arguments: Any) -> Any:
         return await _known_error_as_value(getattr(self._started, method)(*arguments))
+
+    async def command(self, method: str, *arguments: Any) -> Any:
+        """A call that may keep the engine from answering anything else."""
+        with self._probe.command():
+            return await self.call(method, *arguments)
 
     async def close(self) -> None:
         if self._engine is not None:
@@ -119,20 +138,20 @@ class _EngineHost:
 
     async def open_update(self, manifest: UpdateManifest) -> Any:
         async def open_update() -> None:
+            if self._session is not None:
+                await self._session.abort()  # does nothing if it has ended; else its caller has left before it opened
             self._session = await self._started.open_update(manifest)
 
-        return await _known_error_as_value(open_update())
+        with self._probe.command():
+            return await _known_error_as_value(open_update())
 
     async def update(self, method: str, *arguments: Any) -> Any:
         assert self._session is not None, "no update is open"
-        return await _known_error_as_value(getattr(self._session, method)(*arguments))
+        with self._probe.command():
+            return await _known_error_as_value(getattr(self._session, method)(*arguments))
 
     async def send(self, packed: _PackedBucket) -> Any:
         return await self.update("send", _unpacked(packed))
-
-
-def _as_engine_error(error: BaseException) -> EngineError:
-    return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
 
 
 async def _known_error_as_value(work: Coroutine[Any, Any, Any]) -> Any:
@@ -160,8 +179,9 @@ class RemoteEngine:
         self._env = env or {}
         self._actor: Any = None
         self._place: Place | None = None
-        self._death: EngineError | None = None
-        self._is_closed = False
+        self._death: str | None = None
+        self._is_dead = asyncio.Event()
+        self._closing: asyncio.Future[None] | None = None
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Queue[Rollout | EngineError]] = {}
         self._outbox: list[_Call] = []
@@ -189,7 +209,8 @@ class RemoteEngine:
             if isinstance(error, TimeoutError):
                 raise EngineError(f"the rollout engine did not start in {START_TIMEOUT_S:.0f} s.") from error
             raise
-        self._loops = [asyncio.create_task(self._send_calls()), asyncio.create_task(self._receive_results())]
+        loops = (self._send_calls(), self._receive_results(), self._watch())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._loop_ended)
 
@@ -219,7 +240,7 @@ class RemoteEngine:
     def _cancel(self, call: _Call) -> None:
         if call in self._outbox:
             self._outbox.remove(call)
-        elif self._death is None and not self._is_closed:
+        elif self._death is None:
             self._actor.cancel.remote([call.call_id])
 
     async def _send_calls(self) -> None:
@@ -241,82 +262,156 @@ class RemoteEngine:
 
     def _loop_ended(self, loop: asyncio.Task[None]) -> None:
         if not loop.cancelled() and (error := loop.exception()) is not None:
-            self._fail(_as_engine_error(error))
+            self._fail(str(as_engine_error(error)))
+
+    # Health.
+
+    @property
+    def death(self) -> str | None:
+        """Why it can never answer again; None while it can."""
+        return self._death
+
+    async def wait_for_death(self) -> str:
+        await self._is_dead.wait()
+        assert self._death is not None
+        return self._death
+
+    def kill(self, reason: str) -> None:
+        """Ends the process at once, and whatever waits for it with `reason`."""
+        if self._death is None:
+            log = "" if self._place is None else last_lines(self._place.log)
+            self._fail("\n".join(line for line in (f"{self._process} was killed: {reason}", log) if line))
+            self._end_process()
+
+    async def _watch(self) -> None:
+        while self._death is None:
+            await asyncio.sleep(BEAT_INTERVAL_S)
+            beat = asyncio.ensure_future(self._ask("beat", self._actor.beat.remote()))
+            try:
+                if not await is_done_within(beat, PROCESS_LIMIT_S):
+                    self.kill(f"it has not answered for {PROCESS_LIMIT_S:.0f} s: it hangs.")
+                elif (error := beat.exception()) is not None:
+                    self.kill(str(error))  # does nothing where the process has died and this is its obituary
+            finally:
+                beat.cancel()
 
     # Everything else.
 
     async def policy_version(self) -> int:
         return await self._call("policy_version")
 
-    async def open_update(self, manifest: UpdateManifest) -> UpdateSession:
+    async def open_update(self, manifest: UpdateManifest) -> _RemoteSession:
         """As the hosted engine does: calls of `generate` made before it finish on the old weights."""
         self._check_running()
         await self._is_flushed.wait()
         self._check_running()
-        await self._ask("open_update", self._actor.open_update.remote(manifest))
+        await self._ask("open_update", self._actor.open_update.remote(manifest), is_cancelled_with_caller=True)
         return _RemoteSession(self)
 
+    @staticmethod
+    async def share(bucket: Bucket) -> Any:
+        """`bucket` where every engine can take it from, by `send_shared`, for as long as the result is held.
+
+        It lies in Ray's object store, in the host's memory; what is more than the store holds Ray writes to disk.
+        """
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            return await asyncio.to_thread(lambda: ray.put(_packed(bucket)))
+        except RayError as error:
+            raise EngineError(f"Ray's object store did not take a bucket of weights: {error}") from error
+
     async def pause(self, mode: PauseMode) -> None:
-        await self._call("pause", mode)
+        await self._call("pause", mode, is_cancelled_with_caller=True)
 
     async def resume(self) -> None:
         await self._call("resume")
 
     async def weight_digests(self) -> dict[str, str]:
-        return await self._call("weight_digests")
+        return await self._command("weight_digests")
 
     def counters(self) -> dict[str, int]:
         return {}
 
     async def sleep(self) -> None:
-        await self._call("sleep")
+        await self._command("sleep")
 
     async def wake_weights(self) -> None:
-        await self._call("wake_weights")
+        await self._command("wake_weights")
 
     async def wake(self) -> None:
-        await self._call("wake")
+        await self._command("wake")
 
     async def close(self) -> None:
-        """Closes the engine and ends its process. May be called twice, and after a death."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._fail(EngineError("the rollout engine was closed."))
+        """Closes the engine and ends its process. May be called twice, after a death, and again when cancelled."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._fail("the rollout engine was closed.")
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._actor is None:
             return
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayActorError, RayError
 
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._actor.close.remote()
+        except RayActorError:
+            pass  # it is dead, and its number may be another process's by now
         except (RayError, TimeoutError):
-            pass  # dead, hanging or never started: killed below
+            self._end_process()  # it does not close, or hangs
         ray.kill(self._actor)
         self._actor = None
-        if self._place is not None and self._place.node_id == ray.get_runtime_context().get_node_id():
-            await asyncio.to_thread(_wait_for_end, self._place.pid)
+        if (pid := self._local_pid()) is not None:
+            await asyncio.to_thread(_wait_for_end, pid)
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    def _local_pid(self) -> int | None:
+        """None: not started, or on another machine."""
+        import ray
+
+        is_here = self._place is not None and self._place.node_id == ray.get_runtime_context().get_node_id()
+        return self._place.pid if self._place is not None and is_here else None
+
+    def _end_process(self) -> None:
+        """Ray asks the process to end itself, which one that hangs does not hear."""
+        import ray
+
+        if (pid := self._local_pid()) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ray.kill(self._actor)
+
+    async def _command(self, method: str) -> Any:
         self._check_running()
         await self._is_flushed.wait()
-        return await self._ask(method, self._actor.call.remote(method, *arguments))
+        return await self._ask(method, self._actor.command.remote(method))
 
-    async def _ask(self, what: str, reference: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any, is_cancelled_with_caller: bool = False) -> Any:
+        self._check_running()
+        await self._is_flushed.wait()
+        reference = self._actor.call.remote(method, *arguments)
+        return await self._ask(method, reference, is_cancelled_with_caller=is_cancelled_with_caller)
+
+    async def _ask(self, what: str, reference: Any, *, is_cancelled_with_caller: bool = False) -> Any:
         """The actor's answer; an error that it returns is raised as itself."""
+        import ray
         from ray.exceptions import RayActorError, RayError
 
         try:
             result = await reference
         except RayActorError as error:
-            if self._death is None:
-                self._fail(EngineError(self._obituary(what, error)))
-            assert self._death is not None
-            raise self._death from error
+            self._fail(self._obituary(what, error))
+            raise EngineError(self._death) from error
+        except asyncio.CancelledError:
+            if is_cancelled_with_caller:
+                ray.cancel(reference)
+            raise
         except RayError as error:
             raise EngineError(f"the rollout engine failed in {what}: {error}") from error
         if isinstance(result, EngineError | ConfigError):
@@ -325,22 +420,27 @@ class RemoteEngine:
 
     def _obituary(self, what: str, error: Exception) -> str:
         place = self._place
-        process = "the rollout engine's process" if place is None else f"process {place.pid} of the rollout engine"
         reason = next((line.strip() for line in str(error).splitlines() if "exit" in line.lower()), "")
         log = "" if place is None else last_lines(place.log)
-        return "\n".join(line for line in (f"{process} died during {what}.", reason, log) if line)
+        return "\n".join(line for line in (f"{self._process} died during {what}.", reason, log) if line)
 
-    def _fail(self, error: EngineError) -> None:
+    @property
+    def _process(self) -> str:
+        return "the rollout engine's process" if self._place is None else f"process {self._place.pid} of the engine"
+
+    def _fail(self, reason: str) -> None:
         """Nothing will answer any more."""
-        if self._death is None:
-            self._death = error
+        if self._death is not None:
+            return
+        self._death = reason
+        self._is_dead.set()
         for results in self._waiting.values():
-            results.put_nowait(error)
+            results.put_nowait(EngineError(reason))  # one each: a shared one would collect their tracebacks
         self._is_flushed.set()
 
     def _check_running(self) -> None:
         if self._death is not None:
-            raise self._death
+            raise EngineError(self._death)
         if self._actor is None:
             raise EngineError("the rollout engine is not started.")
 
@@ -354,6 +454,11 @@ class _RemoteSession:
     async def send(self, bucket: Bucket) -> None:
         self._engine._check_running()
         await self._engine._ask("send", self._engine._actor.send.remote(_packed(bucket)))
+
+    async def send_shared(self, shared: Any) -> None:
+        """A bucket that `RemoteEngine.share` has laid out for all engines."""
+        self._engine._check_running()
+        await self._engine._ask("send", self._engine._actor.send.remote(shared))
 
     async def commit(self, version: int) -> None:
         await self._update("commit", version)
