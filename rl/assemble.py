@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.build import build
+from rl.config.replicas import engine_config, replicas_of
 from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig
 from rl.evaluation.evaluator import TaskEvaluator
 from rl.loggers.fanout import RunLog
@@ -67,40 +68,59 @@ def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int) ->
 
 def build_placement(config: RunConfig, policy: Policy, *, total_steps: int) -> tuple[Trainer, RolloutEngine, Placement]:
     trainer = build_trainer(config, policy.folder, total_steps=total_steps)
-    engine: RolloutEngine
-    if isinstance(config.placement, FullyAsyncConfig):
-        from rl.rollout.remote import RemoteEngine
-
-        engine = RemoteEngine(
-            config.backend.rollout,
-            model_folder=policy.folder,
-            device=config.hardware.device,
-            env={**config.hardware.rollout_env, **engine_devices(config)},
-        )
-    else:
-        engine = build(config.backend.rollout, model_folder=policy.folder, device=config.hardware.device)
+    engine = build_engine(config, policy.folder)
     return trainer, engine, build(config.placement, trainer=trainer, engine=engine)
 
 
-def engine_devices(config: RunConfig) -> dict[str, str]:
-    """Environment that gives a fully async engine the GPUs after the trainer's, of those that this process may use."""
+def build_engine(config: RunConfig, model_folder: Path) -> RolloutEngine:
+    """One engine that is colocated lives in this process; several, or one with devices of its own, in their own."""
+    replicas = replicas_of(config)
+    if replicas.count == 1 and not isinstance(config.placement, FullyAsyncConfig):
+        return build(config.backend.rollout, model_folder=model_folder, device=config.hardware.device)
+    from rl.rollout.remote import RemoteEngine
+
+    def new_engine(index: int) -> RemoteEngine:
+        return RemoteEngine(
+            engine_config(config),
+            model_folder=model_folder,
+            device=config.hardware.device,
+            env={**config.hardware.rollout_env, **engine_devices(config, index)},
+        )
+
+    if replicas.count == 1:
+        return new_engine(0)
+    from rl.rollout.replicas import ReplicaSet
+
+    return ReplicaSet(new_engine, replicas.count, num_groups=replicas.num_groups)
+
+
+def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
+    """Environment that gives engine `index` its GPUs, of those that this process may use.
+
+    Colocated, they begin with the trainer's first; fully async, they are those after the trainer's.
+    """
     if config.hardware.device == "cpu":
         return {}
-    first, count = config.placement.trainer_ranks, config.backend.rollout.num_gpus
+    replicas, ranks = replicas_of(config), config.placement.trainer_ranks
+    is_apart = isinstance(config.placement, FullyAsyncConfig)
+    first, count = ranks if is_apart else 0, replicas.num_groups * replicas.gpus_per_engine
     usable = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]
     if len(names) < first + count:
+        needs = f"{first} for the trainer and {count} for the engines" if is_apart else f"{count} for the engines"
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); placement=fully_async needs {first + count}: "
-            f"{first} for the trainer and {count} for the engine. Unset it, or name more."
+            f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); this run needs {first + count}: {needs}. "
+            "Unset it, or name more."
         )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + count])}
+    first += replicas.first_gpu(index)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + replicas.gpus_per_engine])}
 
 
 def build_evaluator(config: RunConfig, task: Task, run_folder: Path) -> TaskEvaluator:
+    num_seqs = replicas_of(config).count * config.backend.rollout.max_num_seqs
     return TaskEvaluator(
         task,
-        max_concurrent_samples=2 * config.backend.rollout.max_num_seqs,  # the next ones wait in the engine, not here
+        max_concurrent_samples=2 * num_seqs,  # the next ones wait in the engine, not here
         answers_file=run_folder / "answers.jsonl",
     )
 

@@ -131,6 +131,7 @@ async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
         with clock.phase("eval"):
             metrics |= await evaluation_metrics(run)
     metrics["engine/policy_version"] = await run.engine.policy_version()
+    metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, batch, stats, published)
     metrics |= clock.row(overlap_s=overlap_s, busy_s=run.stream.busy_s(), batch=batch)
     run.log.log(metrics, step=progress.step)

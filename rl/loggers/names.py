@@ -95,6 +95,20 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "engine/policy_version", "", "version that the engine itself reports after the step", reduction=Reduction.LAST
     ),
+    Metric(
+        "engine/redispatched_groups",
+        "groups",
+        "groups that another engine had to sample again because theirs died, since the run began",
+        (0.0, 0.0),
+        Reduction.LAST,
+    ),
+    Metric(
+        "engine/replica_restarts",
+        "restarts",
+        "engines that died and were started again, since the run began",
+        (0.0, 0.0),
+        Reduction.LAST,
+    ),
     Metric("prompts_trained", "prompts", "prompts trained on since the run began", reduction=Reduction.LAST),
     Metric("tokens_trained", "tokens", "response tokens trained on since the run began", reduction=Reduction.LAST),
     Metric(

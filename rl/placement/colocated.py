@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rl.config.schema import ColocatedConfig
-from rl.placement.gpu_map import GpuMap, Role, map_roles
+from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
 from rl.protocols import RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
@@ -18,10 +18,9 @@ class Colocated:
         self._trainer, self._engine = trainer, engine
 
     @classmethod
-    def gpu_map(cls, config: ColocatedConfig, *, engine_gpus: int) -> GpuMap:
-        return map_roles(
-            [Role("trainer rank", config.trainer_ranks, first=0), Role("engine worker", engine_gpus, first=0)]
-        )
+    def gpu_map(cls, config: ColocatedConfig, *, gpus_per_engine: int, num_groups: int, per_device: int) -> GpuMap:
+        engines = engine_roles(first=0, gpus_per_engine=gpus_per_engine, num_groups=num_groups, per_device=per_device)
+        return map_roles([Role("trainer rank", config.trainer_ranks, first=0), *engines])
 
     async def start(self) -> None:
         """The trainer first and then out of the way, so that the engine can size its cache by what is free."""

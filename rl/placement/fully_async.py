@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rl.config.schema import FullyAsyncConfig
-from rl.placement.gpu_map import GpuMap, Role, map_roles
+from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
 from rl.protocols import RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
@@ -20,13 +20,11 @@ class FullyAsync:
         self._trainer, self._engine = trainer, engine
 
     @classmethod
-    def gpu_map(cls, config: FullyAsyncConfig, *, engine_gpus: int) -> GpuMap:
-        return map_roles(
-            [
-                Role("trainer rank", config.trainer_ranks, first=0),
-                Role("engine worker", engine_gpus, first=config.trainer_ranks),
-            ]
+    def gpu_map(cls, config: FullyAsyncConfig, *, gpus_per_engine: int, num_groups: int, per_device: int) -> GpuMap:
+        engines = engine_roles(
+            first=config.trainer_ranks, gpus_per_engine=gpus_per_engine, num_groups=num_groups, per_device=per_device
         )
+        return map_roles([Role("trainer rank", config.trainer_ranks, first=0), *engines])
 
     async def start(self) -> None:
         await self._trainer.start()

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl.config.build import target_class
 from rl.config.check import check_data, missing_packages
+from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import RunConfig
 
 NODES = ("model", "algorithm", "backend.trainer", "backend.rollout", "placement", "task", "logger")
@@ -38,8 +39,8 @@ def _parts(config: RunConfig) -> list[str]:
 
 def _model_line(config: RunConfig) -> str:
     shape = target_class(config.model._target_).shape(config.model)
-    num_params = config.model.num_params if shape is None else shape.num_params
-    size = "size unknown" if num_params is None else f"{num_params:,} parameters"
+    params = num_params(config)
+    size = "size unknown" if params is None else f"{params:,} parameters"
     if shape is None:
         return f"policy {config.model.path}: {size}; its config.json is not here, so no shape"
     return (
@@ -50,16 +51,34 @@ def _model_line(config: RunConfig) -> str:
 
 def _devices(config: RunConfig) -> list[str]:
     hardware, placement = config.hardware, config.placement
-    roles = target_class(placement._target_).gpu_map(placement, engine_gpus=config.backend.rollout.num_gpus)
+    replicas = replicas_of(config)
+    roles = target_class(placement._target_).gpu_map(
+        placement,
+        gpus_per_engine=replicas.gpus_per_engine,
+        num_groups=replicas.num_groups,
+        per_device=replicas.per_device,
+    )
+    is_plain = replicas.count == 1 and config.backend.rollout.replicas_per_device == 1
+    lines = [] if is_plain else [_engines_line(config)]
     if hardware.device == "cpu":
-        return [f"{hardware.name}: all on the host's CPU ({', '.join(role for device in roles for role in device)})"]
+        held = ", ".join(role for device in roles for role in device)
+        return [*lines, f"{hardware.name}: all on the host's CPU ({held})"]
     num_gpus = hardware.nodes * hardware.gpus_per_node
-    lines = [f"{hardware.name}: {num_gpus} GPU(s) of {hardware.memory_gib:g} GiB on {hardware.nodes} node(s)"]
+    lines += [f"{hardware.name}: {num_gpus} GPU(s) of {hardware.memory_gib:g} GiB on {hardware.nodes} node(s)"]
     for gpu in range(num_gpus):
         node, local = divmod(gpu, hardware.gpus_per_node)
         held = ", ".join(roles[gpu]) if gpu < len(roles) else "idle"
         lines.append(f"node {node} GPU {local}: {held}")
     return lines
+
+
+def _engines_line(config: RunConfig) -> str:
+    replicas = replicas_of(config)
+    line = f"{replicas.count} engine(s): replicas {replicas.num_groups} x replicas_per_device {replicas.per_device}"
+    if config.backend.rollout.replicas_per_device is None:
+        line += " (null: by the model's size)"
+    fraction = getattr(engine_config(config), "memory_fraction", None)
+    return line if fraction is None else f"{line}; memory_fraction {fraction:g} each"
 
 
 def _work(config: RunConfig) -> list[str]:
