@@ -206,7 +206,7 @@ class SGLangSampler:
                 case Started():
                     if not self._started.done():
                         self._started.set_result(message)
-                case Failed(reason):
+                case Failed(reason) if not self._is_closed:
                     log = last_lines(self._log_folder / "sglang.log", LOG_LINES_SHOWN)
                     if not self._started.done():
                         self._started.set_exception(EngineError(f"SGLang did not start: {reason}\n{log}"))

@@ -31,7 +31,7 @@ from rl.config.schema import Dtype, SGLangRolloutConfig
 from rl.protocols import EngineError
 from rl.rollout.sglang_environment import sampling_backend
 from rl.rollout.sglang_requests import Request, cache_bytes_per_token, context_limit
-from rl.rollout.sglang_worker import run_scheduler
+from rl.rollout.sglang_worker import run_detokenizer, run_scheduler
 
 SPARE_CONTEXT = 8
 """Tokens that SGLang keeps free at the end of a context: of prompt and response it refuses or cuts the last few."""
@@ -41,6 +41,7 @@ FLUSH_TIMEOUT_S = 30.0
 
 class _Engine(Engine):
     run_scheduler_process_func = staticmethod(run_scheduler)
+    run_detokenizer_process_func = staticmethod(run_detokenizer)
 
 
 class Server:

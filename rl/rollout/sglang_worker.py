@@ -1,4 +1,4 @@
-"""What runs inside SGLang's scheduler process, one per tensor-parallel rank, beside SGLang's own code.
+"""What runs inside SGLang's own processes: above all its scheduler, one per tensor-parallel rank.
 
 `run_scheduler` takes the place of SGLang's `run_scheduler_process`; methods named `rl_...` are called by its RPC, whose
 answer has room for a message alone: the answers of all ranks go there, as JSON.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl.rollout.processes import end_with_parent
 from rl.rollout.sglang_environment import SEEDED_BACKEND
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ MAX_DRAWN_ELEMENTS = 2**24
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
     """The scheduler's process. Its arguments differ between SGLang's versions; the first are its server arguments."""
+    end_with_parent()
     from sglang.srt.managers import scheduler
 
     class ExtendedScheduler(SchedulerExtension, scheduler.Scheduler):
@@ -40,6 +42,14 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     if args[0].sampling_backend == SEEDED_BACKEND:
         _seed_each_request()
     scheduler.run_scheduler_process(*args, **kwargs)
+
+
+def run_detokenizer(*args: Any, **kwargs: Any) -> None:
+    """The detokenizer's process. SGLang does not wait until it has started."""
+    end_with_parent()
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+
+    run_detokenizer_process(*args, **kwargs)
 
 
 class SchedulerExtension:

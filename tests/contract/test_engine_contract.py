@@ -1,4 +1,4 @@
-"""What every rollout engine does: in this process, in an actor of its own, and vLLM."""
+"""What every rollout engine does: in this process, in an actor of its own, vLLM and SGLang, on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, LocalRolloutConfig, OptimizerConfig, VLLMRolloutConfig
+from rl.config.schema import (
+    Dtype,
+    FSDPConfig,
+    GRPOConfig,
+    LocalRolloutConfig,
+    OptimizerConfig,
+    SGLangRolloutConfig,
+    VLLMRolloutConfig,
+)
 from rl.placement.ray_runtime import ensure_ray, shutdown_ray
 from rl.protocols import EngineError, EngineUnfit, PauseMode, RolloutEngine
 from rl.trainer.group import TrainerGroup
@@ -30,12 +38,15 @@ from tests.tiny_models import write_tiny_qwen3
 Weights = list[tuple[str, torch.Tensor]]
 
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
 REMOTE = pytest.param("remote", marks=pytest.mark.slow)
-ENGINES = ["local", REMOTE, VLLM]
+ENGINES = ["local", REMOTE, VLLM, SGLANG]
 
-ATOL = 1e-5
-VLLM_ATOL = 2e-5
-"""vLLM's CPU kernels add up in another order."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""The suite is the same on both."""
+
+ATOL = {"local": 1e-5, "remote": 1e-5, "vllm": 2e-5, "sglang": 2e-5} if DEVICE == "cpu" else defaultdict(lambda: 5e-3)
+"""fp32 on both sides. Engines add up in another order, and on a GPU multiply in TF32, which keeps 10 bits."""
 
 EOS = 1
 PROMPT = Prompt("test:0", (), np.arange(2, 12, dtype=np.int32), "", "test")
@@ -57,28 +68,39 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def models(folders: list[Path]) -> list[Any]:
-    return [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
+    return [AutoModelForCausalLM.from_pretrained(folder).eval().to(DEVICE) for folder in folders]
 
 
 def new_engine(kind: str, folder: Path) -> RolloutEngine:
     if kind == "local":
         from rl.rollout.local_engine import LocalEngine
 
-        return LocalEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu")
+        return LocalEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device=DEVICE)
     if kind == "remote":
         from rl.rollout.remote import RemoteEngine
 
-        return RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu")
-    from rl.rollout.vllm_engine import VLLMEngine
+        return RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device=DEVICE)
+    if kind == "vllm":
+        from rl.rollout.vllm_engine import VLLMEngine
 
-    return VLLMEngine(VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64), model_folder=folder, device="cpu")
+        config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64, memory_fraction=0.3)
+        return VLLMEngine(config, model_folder=folder, device=DEVICE)
+    from rl.rollout.sglang_engine import SGLangEngine
+
+    config = SGLangRolloutConfig(
+        dtype=Dtype.float32,
+        max_num_seqs=64,
+        memory_fraction=0.3,
+        attention_backend=os.environ.get("RL_TEST_SGLANG_ATTENTION"),
+    )
+    return SGLangEngine(config, model_folder=folder, device=DEVICE)
 
 
 class Session(EngineSession):
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__(new_engine(kind, folder))
         self.kind = kind
-        self.atol = VLLM_ATOL if kind == "vllm" else ATOL
+        self.atol = ATOL[kind]
         self.version_at_start = self.run(self.engine.policy_version())
         self.refusal_at_start = self.error_of(sample(self.engine))
 
@@ -92,7 +114,9 @@ class Session(EngineSession):
     @property
     def pid(self) -> int:
         """Of the engine's own process."""
-        return self.engine._sampler._core._processes[0].pid if self.kind == "vllm" else self.engine._place.pid
+        if self.kind == "remote":
+            return self.engine._place.pid
+        return self.engine._sampler._core._processes[0].pid if self.kind == "vllm" else self.engine._sampler._pid
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,6 +145,12 @@ def shared_memory() -> set[str]:
 def descendants_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [d for child in map(int, children) for d in (child, *descendants_of(child))]
+
+
+def next_logits(model: Any, token_ids: np.ndarray) -> torch.Tensor:
+    """[L, V], on the CPU."""
+    with torch.no_grad():
+        return model(torch.tensor(token_ids[None].astype(np.int64), device=DEVICE)).logits[0].cpu()
 
 
 async def sample(
@@ -178,8 +208,7 @@ def test_greedy_takes_the_most_likely_token_in_every_sample(session: Session, mo
     session.run(publish(session.engine, models[0], 0))
     rollouts = session.run(sample(session.engine, n=2, sampling=GREEDY))
     for rollout in rollouts:
-        with torch.no_grad():
-            best = models[0](torch.tensor(rollout.token_ids[None].astype(np.int64))).logits[0].argmax(-1)[9:-1]
+        best = next_logits(models[0], rollout.token_ids)[9:-1].argmax(-1)
         np.testing.assert_array_equal(rollout.token_ids[10:], best.numpy())
 
 
@@ -188,7 +217,7 @@ def test_greedy_tokens_are_those_that_transformers_generates(session: Session, m
     for length in (3, 40):
         prompt = prompt_of(length)
         (rollout,) = session.run(sample(session.engine, prompt, n=1, sampling=replace(GREEDY, max_new_tokens=30)))
-        ids = torch.tensor(prompt.token_ids[None].astype(np.int64))
+        ids = torch.tensor(prompt.token_ids[None].astype(np.int64), device=DEVICE)
         expected = models[0].generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, pad_token_id=0)
         assert rollout.token_ids.tolist() == expected[0].tolist()
 
@@ -238,8 +267,7 @@ def test_samples_are_distributed_as_the_model_says(session: Session, models: lis
 
     session.run(publish(session.engine, models[0], 0))
     observed = session.run(first_tokens())
-    with torch.no_grad():
-        logits = models[0](torch.tensor(PROMPT.token_ids[None].astype(np.int64))).logits[0, -1]
+    logits = next_logits(models[0], PROMPT.token_ids)[-1]
     expected = 4000 * torch.softmax(logits / 1.3, -1).double().numpy()
     counts = np.array([observed[token] for token in range(len(expected))])
     assert counts.sum() == 4000
@@ -258,8 +286,7 @@ def test_truncated_logprobs_are_of_what_is_kept_or_of_all_as_declared(session: S
         return await sample(session.engine, n=200, sampling=sampling)
 
     session.run(publish(session.engine, models[0], 0))
-    with torch.no_grad():
-        logits = models[0](torch.tensor(PROMPT.token_ids[None].astype(np.int64))).logits[0, -1]
+    logits = next_logits(models[0], PROMPT.token_ids)[-1]
     probs = torch.softmax(logits / 1.5, -1).double().numpy()
     order = np.argsort(-probs)
 
@@ -365,7 +392,7 @@ def test_the_trainers_own_buckets_make_the_engine_the_trainers_policy(
             FSDPConfig(optimizer=OptimizerConfig(), compute_dtype=Dtype.float32),
             model_folder=folders[1],
             algorithm=GRPOConfig(prompts_per_step=4, group_size=4),
-            device="cpu",
+            device=DEVICE,
             num_ranks=1,
             seed=0,
             total_updates=1,
@@ -681,7 +708,7 @@ def test_sleep_is_refused_while_a_request_runs(session: Session, models: list[An
     assert len(session.run(sleep_early())) == 4
 
 
-@pytest.mark.parametrize("kind", [REMOTE, VLLM])
+@pytest.mark.parametrize("kind", [REMOTE, VLLM, SGLANG])
 def test_the_death_of_its_process_reaches_every_waiting_call(kind: str, folders: list[Path], models: list[Any]):
     session = Session(kind, folders[0])
 
