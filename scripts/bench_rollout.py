@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,18 @@ class Setup:
     device: str
     dtype: Dtype
     memory_fraction: float
+    attention_backend: str | None
+    """Of SGLang."""
 
     def config(self, *, max_num_seqs: int) -> RolloutConfig:
         common = {"dtype": self.dtype, "max_num_seqs": max_num_seqs}
         if self.engine == "local":
             return LocalRolloutConfig(**common)
-        kind = VLLMRolloutConfig if self.engine == "vllm" else SGLangRolloutConfig
-        return kind(**common, memory_fraction=self.memory_fraction)
+        if self.engine == "vllm":
+            return VLLMRolloutConfig(**common, memory_fraction=self.memory_fraction)
+        return SGLangRolloutConfig(
+            **common, memory_fraction=self.memory_fraction, attention_backend=self.attention_backend
+        )
 
     def new_engine(self, *, max_num_seqs: int) -> RolloutEngine:
         return build(self.config(max_num_seqs=max_num_seqs), model_folder=self.model, device=self.device)
@@ -226,13 +231,19 @@ class VLLMAlone:
 
 class SGLangAlone:
     def __init__(self, setup: Setup, *, max_num_seqs: int) -> None:
-        import sglang
+        from rl.rollout.sglang_environment import prepare_environment
 
-        from rl.rollout.sglang_server import engine_arguments
+        prepare_environment(setup.device, Path(tempfile.mkdtemp(prefix="rl-bench-")))
+        import sglang
+        from transformers import AutoConfig
+
+        from rl.rollout.sglang_server import server_arguments
 
         config = setup.config(max_num_seqs=max_num_seqs)
         assert isinstance(config, SGLangRolloutConfig)
-        self._engine = sglang.Engine(**engine_arguments(config, setup.model, setup.device) | {"load_format": "auto"})
+        text_config = AutoConfig.from_pretrained(setup.model).get_text_config()
+        arguments = server_arguments(config, text_config, model_folder=setup.model, device=setup.device)
+        self._engine = sglang.Engine(**arguments | {"load_format": "auto", "enable_memory_saver": False})
 
     def sample_all(self, prompts: list[Prompt], *, n: int, sampling: Sampling) -> tuple[float, int]:
         params = {"n": n, "temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
@@ -284,9 +295,8 @@ def throughput(args: argparse.Namespace, setup: Setup, report: Callable[..., Non
 
 
 def replicas(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) -> None:
-    from rl.rollout.replicas import ReplicaSet
-
     from rl.rollout.remote import RemoteEngine
+    from rl.rollout.replicas import ReplicaSet
 
     prompts = make_prompts(setup.model, args.prompts)
     sampling = Sampling(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)
@@ -320,7 +330,7 @@ def update(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) 
     for shape in args.shapes:
         with tempfile.TemporaryDirectory(prefix="rl-bench-") as root:
             folder = write_shape(Path(root) / shape, shape)
-            of_shape = Setup(setup.engine, folder, setup.device, setup.dtype, setup.memory_fraction)
+            of_shape = replace(setup, model=folder)
             tensors = random_weights(folder, device=setup.device, dtype=setup.dtype)
             asyncio.run(update_times(args, of_shape, tensors, report, shape))
 
@@ -412,6 +422,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=Dtype.bfloat16)
     parser.add_argument("--memory-fraction", type=float, default=0.3)
+    parser.add_argument("--attention-backend", help="of SGLang; its own choice if not given")
     parser.add_argument("--sequences", type=int, nargs="+", default=[256, 512], help="max_num_seqs")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=8)
@@ -421,7 +432,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4], help="replicas on the one device")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    setup = Setup(args.engine, args.model, args.device, args.dtype, args.memory_fraction)
+    setup = Setup(args.engine, args.model, args.device, args.dtype, args.memory_fraction, args.attention_backend)
 
     def report(**values: Any) -> None:
         line = json.dumps({"engine": args.engine, "model": args.model.name, "device": args.device, **values})

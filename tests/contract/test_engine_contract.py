@@ -83,7 +83,7 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
     if kind == "vllm":
         from rl.rollout.vllm_engine import VLLMEngine
 
-        config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64, memory_fraction=0.3)
+        config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64, memory_fraction=0.3, enforce_eager=True)
         return VLLMEngine(config, model_folder=folder, device=DEVICE)
     from rl.rollout.sglang_engine import SGLangEngine
 
@@ -91,6 +91,7 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
         dtype=Dtype.float32,
         max_num_seqs=64,
         memory_fraction=0.3,
+        enforce_eager=True,
         attention_backend=os.environ.get("RL_TEST_SGLANG_ATTENTION"),
     )
     return SGLangEngine(config, model_folder=folder, device=DEVICE)
