@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl.canary import Canary, default_bound
 from rl.config.build import build
 from rl.config.replicas import engine_config, replicas_of
 from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig
@@ -22,6 +23,7 @@ from rl.stream import GroupStream, StreamConfigValues
 from rl.tasks.base import sampling_of
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
+from rl.types import Sampling
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def assemble(
             tracker=tracker,
             resume_step=_resume_step(run_folder, checkpoint),
         ),
+        canary=_canary(config, task, trainer=trainer, engine=engine),
         checkpoints=Checkpoints(run_folder, keep_last=config.checkpoint.keep_last),
         pack=functools.partial(_pack, config, skip_zero_advantage=not algorithm.uses_reference),
         cadence=_cadence(config, total_steps),
@@ -209,6 +212,21 @@ def _stream_values(config: RunConfig) -> StreamConfigValues:
         window=config.window,
         max_failed_fraction=config.stream.max_failed_fraction,
         stall_timeout_s=config.stream.stall_timeout_s,
+    )
+
+
+def _canary(config: RunConfig, task: Task, *, trainer: Trainer, engine: RolloutEngine) -> Canary:
+    bound = config.canary.max_logprob_difference
+    if bound is None:
+        bound = default_bound(engine=config.backend.rollout.dtype, trainer=config.backend.trainer.compute_dtype)
+    num_tokens = min(config.canary.new_tokens, config.task.sampling.max_new_tokens)
+    return Canary(
+        config.canary,
+        bound=bound,
+        prompts=[task.prompt(config.seed, index) for index in range(config.canary.prompts)],
+        sampling=Sampling(config.task.sampling.temperature, num_tokens, config.seed),
+        engine=engine,
+        trainer=trainer,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl.canary import Canary
 from rl.protocols import (
     CheckpointStore,
     EngineError,
@@ -58,6 +59,7 @@ class Run:
     placement: Placement
     stream: RolloutStream
     evaluator: Evaluator
+    canary: Canary
     log: RunLogger
     checkpoints: CheckpointStore
     pack: Callable[[list[RolloutGroup], int], TrainBatch]
@@ -90,7 +92,8 @@ async def fit(run: Run) -> None:
         run.log.log(await evaluation_metrics(run), step=0)
     saved_step = progress.step
     clock = _Clock()
-    async with run.stream:
+    await run.canary.watch(progress.policy_version)
+    async with run.canary, run.stream:
         while progress.step < cadence.total_steps:
             with clock.phase("wait_for_batch"):
                 groups = await _next_batch_or_stop(run)
@@ -113,29 +116,68 @@ async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
     with clock.phase("pack"):
         batch = run.pack(groups, progress.policy_version)
     assert batch.metrics["staleness/max"] <= run.staleness_bound, "admission let a group become too stale"
-    published: PublishStats | None = None
+    with clock.phase("canary"):
+        await run.canary.settle()
     with clock.phase("residency"):
-        async with run.placement.training() as residency:
-            busy_before = run.stream.busy_s()
-            with clock.phase("train"):
-                stats = await run.trainer.step(batch)
-            overlap_s = run.stream.busy_s() - busy_before
-            _advance(progress, groups)
-            if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
-                with clock.phase("publish"):
-                    published = await _publish(run, residency, progress.policy_version + 1)
-                progress.policy_version, progress.unpublished_steps = published.version, 0
+        done = await _take_devices(run, batch, groups, clock)
     metrics: dict[str, Any] = {}
     is_last = progress.step == cadence.total_steps
+    if done.has_published and not is_last:  # nobody would come back to the last answers
+        await run.canary.watch(progress.policy_version)
     if _is_due(progress.step, cadence.evaluate_every) or (is_last and cadence.evaluate_at_end):
         with clock.phase("eval"):
             metrics |= await evaluation_metrics(run)
     metrics["engine/policy_version"] = await run.engine.policy_version()
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
-    metrics |= _step_metrics(run, batch, stats, published)
-    metrics |= clock.row(overlap_s=overlap_s, busy_s=run.stream.busy_s(), batch=batch)
+    metrics |= _step_metrics(run, batch, done) | run.canary.metrics()
+    metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=batch)
     run.log.log(metrics, step=progress.step)
     run.log.log_rollouts(groups, step=progress.step)
+
+
+@dataclass(slots=True)
+class _Trained:
+    """What one step did while the trainer held the devices."""
+
+    stats: StepStats
+    overlap_s: float
+    has_published: bool = False
+    published_bytes: int = 0
+
+
+async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup], clock: _Clock) -> _Trained:
+    """One residency, or two where the first only repairs what the canary found."""
+    async with run.placement.training() as residency:
+        with clock.phase("canary"):
+            trip = await run.canary.check()
+        if trip is None:
+            return await _train(run, residency, batch, groups, clock)
+        with clock.phase("publish"):
+            repair = await _publish(run, residency, run.progress.policy_version)
+    with clock.phase("canary"):
+        await run.canary.report(trip)
+    async with run.placement.training() as residency:
+        done = await _train(run, residency, batch, groups, clock)
+    done.published_bytes += repair.num_bytes
+    return done
+
+
+async def _train(
+    run: Run, residency: Residency, batch: TrainBatch, groups: list[RolloutGroup], clock: _Clock
+) -> _Trained:
+    """The optimizer's part of a step, and the publish when it is due."""
+    progress, cadence = run.progress, run.cadence
+    busy_before = run.stream.busy_s()
+    with clock.phase("train"):
+        stats = await run.trainer.step(batch)
+    done = _Trained(stats, overlap_s=run.stream.busy_s() - busy_before)
+    _advance(progress, groups)
+    if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
+        with clock.phase("publish"):
+            published = await _publish(run, residency, progress.policy_version + 1)
+        progress.policy_version, progress.unpublished_steps = published.version, 0
+        done.has_published, done.published_bytes = True, published.num_bytes
+    return done
 
 
 async def _publish(run: Run, residency: Residency, version: int) -> PublishStats:
@@ -157,14 +199,14 @@ def _advance(progress: Progress, groups: list[RolloutGroup]) -> None:
     progress.tokens_trained += sum(rollout.num_response_tokens for group in groups for rollout in group.rollouts)
 
 
-def _step_metrics(run: Run, batch: TrainBatch, stats: StepStats, published: PublishStats | None) -> dict[str, Any]:
+def _step_metrics(run: Run, batch: TrainBatch, done: _Trained) -> dict[str, Any]:
     progress = run.progress
     return {
         **batch.metrics,
-        **stats.metrics,
-        **{f"time/{phase}_s": seconds for phase, seconds in stats.seconds.items()},
+        **done.stats.metrics,
+        **{f"time/{phase}_s": seconds for phase, seconds in done.stats.seconds.items()},
         **run.stream.metrics(),
-        "publish/bytes": 0 if published is None else published.num_bytes,
+        "publish/bytes": done.published_bytes,
         "policy_version": progress.policy_version,
         "prompts_trained": progress.prompts_trained,
         "tokens_trained": progress.tokens_trained,

@@ -86,6 +86,15 @@ class Notation(Enum):
     """`What is 7 + 5? Answer with the number only.`; the last number of the answer counts."""
 
 
+class CanaryAction(Enum):
+    """What happens when engine and trainer disagree on the weights that were just published."""
+
+    warn = "warn"
+    """They are published again, and the run goes on."""
+    stop = "stop"
+    """The run ends; `rl resume=FOLDER` continues from its last checkpoint."""
+
+
 class TrainReward(Enum):
     task = "task"
     shuffled = "shuffled"
@@ -439,6 +448,21 @@ class CheckpointConfig:
 
 
 @dataclass
+class CanaryConfig:
+    """A few fixed prompts that show whether the engine samples from the weights that were published to it."""
+
+    every: int = 10
+    """Publishes between checks, beginning with the first; 0: never."""
+    prompts: int = 4
+    """The first ones of the training order."""
+    new_tokens: int = 16
+    """Sampled for each, but not more than task.sampling.max_new_tokens."""
+    max_logprob_difference: float | None = None
+    """Of a token between trainer and engine, in nats, on average. None: by the dtypes that the two compute in."""
+    action: CanaryAction = CanaryAction.warn
+
+
+@dataclass
 class LoggerConfig:
     """metrics.jsonl is always written; this adds trackers to it."""
 
@@ -487,6 +511,7 @@ class RunConfig:
     stream: StreamConfig = field(default_factory=StreamConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    canary: CanaryConfig = field(default_factory=CanaryConfig)
 
     @property
     def driver_env(self) -> dict[str, str]:

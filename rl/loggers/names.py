@@ -89,6 +89,29 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "offpolicy/kl_k3", "nats", "k3 estimate of KL(policy that sampled, policy before the step) over loss tokens"
     ),
+    Metric(
+        "canary/logprob_difference_mean",
+        "nats",
+        "|trainer - engine| log-prob of the tokens of the canary's prompts, on the weights published last",
+    ),
+    Metric("canary/logprob_difference_max", "nats", "the same, of the token with the largest", reduction=Reduction.MAX),
+    Metric("canary/kl_k3", "nats", "k3 estimate of KL(engine, trainer) over the same tokens", (-1e-6, 0.01)),
+    Metric(
+        "canary/trips", "", "1 if the mean difference was past canary.max_logprob_difference", (0.0, 0.0), Reduction.SUM
+    ),
+    Metric(
+        "canary/differing_parameters",
+        "parameters",
+        "after a trip: engine parameters that publishing the same weights again changed",
+        reduction=Reduction.LAST,
+    ),
+    Metric(
+        "canary/skipped_rollouts",
+        "rollouts",
+        "answers that came too late, or not from the version to compare",
+        (0.0, 0.0),
+        Reduction.SUM,
+    ),
     Metric("staleness/mean", "versions", "trainer version minus the rollout's oldest version, over rollouts"),
     Metric("staleness/max", "versions", "the same, of the stalest rollout", reduction=Reduction.MAX),
     Metric("policy_version", "", "version of the trainer's weights after the step", reduction=Reduction.LAST),
