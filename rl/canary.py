@@ -179,7 +179,7 @@ class Canary:
         }
         if not is_tripped:
             return None
-        log.warning("canary: version %d, %s; publishing it again.", asked.version, self._in_words(comparison))
+        log.info("canary: version %d, %s; publishing it again.", asked.version, self._in_words(comparison))
         return Trip(asked.version, comparison, digests)
 
     async def report(self, trip: Trip) -> None:

@@ -249,7 +249,7 @@ async def test_a_layer_that_misses_the_third_update_trips_at_step_3_is_named_and
     stale = {name for name, digest in engine.held[2].items() if digest != engine.sent[2][name]}
     assert stale == {name for name in engine.sent[2] if name.startswith(DEAF_LAYER)}
     assert log.of("canary/differing_parameters") == {3: float(len(stale))}
-    message = next(record.message for record in caplog.records if "the first of" in record.message)
+    (message,) = [record.message for record in caplog.records if record.name == "rl.canary"]
     assert "weights of version 2 were not the trainer's" in message
     assert f"the first of {len(stale)} parameters that differ is {DEAF_LAYER}self_attn.q_proj.weight " in message
 
