@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rl.config.schema import Dtype, LocalRolloutConfig
+from rl.config.schema import Dtype, LocalRolloutConfig, VLLMRolloutConfig
 from rl.placement.ray_runtime import shutdown_ray
 from rl.protocols import (
     Bucket,
@@ -648,7 +648,7 @@ def test_requests_wait_while_all_engines_are_being_started_again(session: Sessio
 def test_what_died_for_good_says_why_and_nothing_waits_for_it(folders: list[Path], models: list[Any]):
     session = Session(folders[0])
 
-    async def end() -> list[BaseException]:
+    async def end() -> list[Any]:
         work = [asyncio.ensure_future(session.group(g)) for g in range(6)]
         await asyncio.sleep(0.2)
         session.can_start = False
@@ -695,6 +695,46 @@ def test_a_close_ends_a_restart_too(folders: list[Path], models: list[Any]):
     assert len(new) == 1
     assert not any(is_alive(pid) for pid in [*pids, *new])
     session.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_an_engine_that_dies_in_a_living_process_comes_back_too(tmp_path: Path):
+    """vLLM's core is a process below the actor's: either may be killed, and neither outlives the other."""
+    folder = write_tiny_qwen3(tmp_path / "model", head_dim=32)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64)
+
+    async def kill_each() -> None:
+        engines = ReplicaSet(lambda _: RemoteEngine(config, model_folder=folder, device="cpu"), 1)
+        await engines.start()
+        await publish(engines, model, 0)
+        expected = await sample_group(engines, prompt_of(0), n=8, group_id=0, sampling=LONG)
+        first: Any = engines._members[0].engine
+        (core,) = cores_below(first._place.pid)
+        running = asyncio.ensure_future(sample_group(engines, prompt_of(0), n=8, group_id=0, sampling=LONG))
+        await asyncio.sleep(0.2)
+        os.kill(core, signal.SIGKILL)
+        print(f"\ndeath of the core noticed after {await until(lambda: first.death is not None, 10):.2f} s")
+        assert f"process {core} was ended by signal 9" in first.death
+        assert tokens(await running) == tokens(expected)
+        assert not is_alive(first._place.pid)
+        second: Any = engines._members[0].engine
+        (core,) = cores_below(second._place.pid)
+        os.kill(second._place.pid, signal.SIGKILL)
+        await until(lambda: second.death is not None and not is_alive(core), 10)
+        await engines.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(asyncio.wait_for(kill_each(), 500))
+
+
+def cores_below(pid: int) -> list[int]:
+    """Its vLLM cores, which threads of it have started."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [child for child in children if "EngineCore" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 def engine_processes() -> set[int]:
