@@ -99,18 +99,20 @@ class Setup:
     attention_backend: str | None
     """Of SGLang."""
 
-    def config(self, *, max_num_seqs: int) -> RolloutConfig:
-        common = {"dtype": self.dtype, "max_num_seqs": max_num_seqs}
+    def config(self, *, max_num_seqs: int, enforce_eager: bool = False) -> RolloutConfig:
+        common: dict[str, Any] = {"dtype": self.dtype, "max_num_seqs": max_num_seqs}
         if self.engine == "local":
             return LocalRolloutConfig(**common)
+        common["enforce_eager"] = enforce_eager
         if self.engine == "vllm":
             return VLLMRolloutConfig(**common, memory_fraction=self.memory_fraction)
         return SGLangRolloutConfig(
             **common, memory_fraction=self.memory_fraction, attention_backend=self.attention_backend
         )
 
-    def new_engine(self, *, max_num_seqs: int) -> RolloutEngine:
-        return build(self.config(max_num_seqs=max_num_seqs), model_folder=self.model, device=self.device)
+    def new_engine(self, *, max_num_seqs: int, enforce_eager: bool = False) -> RolloutEngine:
+        config = self.config(max_num_seqs=max_num_seqs, enforce_eager=enforce_eager)
+        return build(config, model_folder=self.model, device=self.device)
 
 
 def make_prompts(model: Path, count: int) -> list[Prompt]:
@@ -258,56 +260,60 @@ class SGLangAlone:
 
 
 def throughput(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) -> None:
-    prompts = make_prompts(setup.model, args.prompts)
+    prompts = make_prompts(setup.model, max(args.sequences) // args.group_size)
     sampling = Sampling(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)
     alone_kind = {"vllm": VLLMAlone, "sglang": SGLangAlone}.get(setup.engine)
-    for max_num_seqs in args.sequences:
-        alone = alone_kind(setup, max_num_seqs=max_num_seqs) if alone_kind else None
+    alone = alone_kind(setup, max_num_seqs=max(args.sequences)) if alone_kind else None
+
+    async def measure(engine: RolloutEngine, some: list[Prompt]) -> dict[str, list[float]]:
         rates: dict[str, list[float]] = {"seam": []} | ({"alone": []} if alone else {})
+        for repeat in range(args.repeats + 1):
+            for way, values in rates.items():
+                if alone is None or way == "seam":
+                    seconds, tokens = await sample_all(engine, some, n=args.group_size, sampling=sampling)
+                else:
+                    seconds, tokens = alone.sample_all(some, n=args.group_size, sampling=sampling)
+                if repeat:  # the first round warms both up
+                    values.append(tokens / seconds)
+        return rates
 
-        async def seam(alone: Any, rates: dict[str, list[float]], max_num_seqs: int) -> None:
-            engine = setup.new_engine(max_num_seqs=max_num_seqs)
-            await engine.start()
-            try:
-                await publish(engine, list(weights_of(setup.model, device=setup.device)), 0)
-                for repeat in range(args.repeats + 1):
-                    for way, values in rates.items():
-                        if way == "seam":
-                            seconds, tokens = await sample_all(engine, prompts, n=args.group_size, sampling=sampling)
-                        else:
-                            seconds, tokens = alone.sample_all(prompts, n=args.group_size, sampling=sampling)
-                        if repeat:  # the first round warms both up
-                            values.append(tokens / seconds)
-            finally:
-                await engine.close()
+    async def run() -> None:
+        engine = setup.new_engine(max_num_seqs=max(args.sequences))
+        await engine.start()
+        try:
+            await publish(engine, list(weights_of(setup.model, device=setup.device)), 0)
+            for sequences in args.sequences:
+                rates = await measure(engine, prompts[: sequences // args.group_size])
+                medians = {way: statistics.median(values) for way, values in rates.items()}
+                report(
+                    command="throughput",
+                    sequences=sequences,
+                    tokens_per_s={way: [round(value) for value in values] for way, values in rates.items()},
+                    median={way: round(value) for way, value in medians.items()},
+                    cost=round(1 - medians["seam"] / medians["alone"], 4) if alone else None,
+                )
+        finally:
+            await engine.close()
 
-        asyncio.run(seam(alone, rates, max_num_seqs))
-        if alone:
-            alone.close()
-        medians = {way: statistics.median(values) for way, values in rates.items()}
-        report(
-            command="throughput",
-            sequences=max_num_seqs,
-            tokens_per_s={way: [round(value) for value in values] for way, values in rates.items()},
-            median={way: round(value) for way, value in medians.items()},
-            cost=round(1 - medians["seam"] / medians["alone"], 4) if alone else None,
-        )
+    asyncio.run(run())
+    if alone:
+        alone.close()
 
 
 def replicas(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) -> None:
     from rl.rollout.remote import RemoteEngine
     from rl.rollout.replicas import ReplicaSet
 
-    prompts = make_prompts(setup.model, args.prompts)
+    prompts = make_prompts(setup.model, max(args.sequences) // args.group_size)
     sampling = Sampling(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)
     for count in args.counts:
-        config = setup.config(max_num_seqs=args.sequences[-1])
+        config = setup.config(max_num_seqs=max(args.sequences))
         if not isinstance(config, LocalRolloutConfig):
             config.memory_fraction = setup.memory_fraction / count  # type: ignore[attr-defined]
 
         async def run(config: RolloutConfig, count: int) -> list[float]:
             engine = ReplicaSet(
-                lambda index: RemoteEngine(config, model_folder=setup.model, device=setup.device), count
+                lambda index: RemoteEngine(config, model_folder=setup.model, device=setup.device), count, num_groups=1
             )
             await engine.start()
             try:
@@ -338,7 +344,7 @@ def update(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) 
 async def update_times(
     args: argparse.Namespace, setup: Setup, tensors: list[tuple[str, Any]], report: Callable[..., None], shape: str
 ) -> None:
-    engine = setup.new_engine(max_num_seqs=64)
+    engine = setup.new_engine(max_num_seqs=64, enforce_eager=True)  # no sample is taken
     await engine.start()
     try:
         buckets = list(in_buckets(tensors))
@@ -423,8 +429,7 @@ def main() -> None:
     parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=Dtype.bfloat16)
     parser.add_argument("--memory-fraction", type=float, default=0.3)
     parser.add_argument("--attention-backend", help="of SGLang; its own choice if not given")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[256, 512], help="max_num_seqs")
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[256, 512], help="sampled at once")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="after one round that warms up")

@@ -44,6 +44,7 @@ def share_bucket(bucket: Bucket) -> SharedBucket:
 
 def open_bucket(layout: Layout, handle: list[Any]) -> dict[str, torch.Tensor]:
     """The tensors, copied: the sender frees its buffer once this has returned, and a loader may keep what it gets."""
+    torch.cuda.init()  # a process that has not touched its device yet cannot open a handle
     storage = torch.UntypedStorage._new_shared_cuda(*handle)
     buffer = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     tensors = {}

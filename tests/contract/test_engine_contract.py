@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import signal
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +46,13 @@ ENGINES = ["local", REMOTE, VLLM, SGLANG]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """The suite is the same on both."""
 
-ATOL = {"local": 1e-5, "remote": 1e-5, "vllm": 2e-5, "sglang": 2e-5} if DEVICE == "cpu" else defaultdict(lambda: 5e-3)
-"""fp32 on both sides. Engines add up in another order, and on a GPU multiply in TF32, which keeps 10 bits."""
+DTYPE = Dtype.float32 if DEVICE == "cpu" else Dtype.bfloat16
+"""Of vLLM and SGLang; some kernels of theirs have no other on a GPU."""
+
+ATOL = {"local": 1e-5, "remote": 1e-5, "vllm": 2e-5, "sglang": 2e-5}
+"""Against the model in fp32. Engines add up in another order."""
+BF16_ATOL = 0.25
+"""Weights and activations with 8 bits; the models of the suite differ from each other by several nats."""
 
 EOS = 1
 PROMPT = Prompt("test:0", (), np.arange(2, 12, dtype=np.int32), "", "test")
@@ -83,12 +89,12 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
     if kind == "vllm":
         from rl.rollout.vllm_engine import VLLMEngine
 
-        config = VLLMRolloutConfig(dtype=Dtype.float32, max_num_seqs=64, memory_fraction=0.3, enforce_eager=True)
+        config = VLLMRolloutConfig(dtype=DTYPE, max_num_seqs=64, memory_fraction=0.3, enforce_eager=True)
         return VLLMEngine(config, model_folder=folder, device=DEVICE)
     from rl.rollout.sglang_engine import SGLangEngine
 
     config = SGLangRolloutConfig(
-        dtype=Dtype.float32,
+        dtype=DTYPE,
         max_num_seqs=64,
         memory_fraction=0.3,
         enforce_eager=True,
@@ -101,7 +107,8 @@ class Session(EngineSession):
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__(new_engine(kind, folder))
         self.kind = kind
-        self.atol = ATOL[kind]
+        is_exact = DEVICE == "cpu" or kind in ("local", "remote")
+        self.atol = (ATOL[kind] if DEVICE == "cpu" else 1e-4) if is_exact else BF16_ATOL
         self.version_at_start = self.run(self.engine.policy_version())
         self.refusal_at_start = self.error_of(sample(self.engine))
 
@@ -144,8 +151,17 @@ def shared_memory() -> set[str]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [d for child in map(int, children) for d in (child, *descendants_of(child))]
+    """Alive now. Some kernels list no children in /proc."""
+    children = [child for child, parent in parents().items() if parent == pid]
+    return [descendant for child in children for descendant in (child, *descendants_of(child))]
+
+
+def parents() -> dict[int, int]:
+    table = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            table[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    return table
 
 
 def next_logits(model: Any, token_ids: np.ndarray) -> torch.Tensor:
@@ -205,22 +221,21 @@ def test_a_group_is_complete_and_its_mask_is_true_exactly_on_the_response(sessio
     assert len({tuple(rollout.token_ids) for rollout in rollouts}) > 4
 
 
-def test_greedy_takes_the_most_likely_token_in_every_sample(session: Session, models: list[Any]):
+@pytest.mark.parametrize("length", [3, 40])
+def test_greedy_tokens_are_those_that_transformers_generates(session: Session, models: list[Any], length: int):
+    """Up to a tie: two tokens may change places where their log-probs differ by less than the two engines do."""
     session.run(publish(session.engine, models[0], 0))
-    rollouts = session.run(sample(session.engine, n=2, sampling=GREEDY))
+    prompt = prompt_of(length)
+    rollouts = session.run(sample(session.engine, prompt, n=2, sampling=replace(GREEDY, max_new_tokens=30)))
+    ids = torch.tensor(prompt.token_ids[None].astype(np.int64), device=DEVICE)
+    expected = models[0].generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, pad_token_id=0)[0].tolist()
     for rollout in rollouts:
-        best = next_logits(models[0], rollout.token_ids)[9:-1].argmax(-1)
-        np.testing.assert_array_equal(rollout.token_ids[10:], best.numpy())
-
-
-def test_greedy_tokens_are_those_that_transformers_generates(session: Session, models: list[Any]):
-    session.run(publish(session.engine, models[0], 0))
-    for length in (3, 40):
-        prompt = prompt_of(length)
-        (rollout,) = session.run(sample(session.engine, prompt, n=1, sampling=replace(GREEDY, max_new_tokens=30)))
-        ids = torch.tensor(prompt.token_ids[None].astype(np.int64), device=DEVICE)
-        expected = models[0].generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, pad_token_id=0)
-        assert rollout.token_ids.tolist() == expected[0].tolist()
+        tokens = rollout.token_ids.tolist()
+        if tokens == expected:
+            continue
+        at = next(i for i, (ours, theirs) in enumerate(zip(tokens, expected, strict=False)) if ours != theirs)
+        logits = next_logits(models[0], rollout.token_ids[:at])[-1]
+        assert logits[expected[at]] - logits[tokens[at]] < 2 * session.atol
 
 
 def test_groups_of_different_lengths_and_samplings_run_together(session: Session, models: list[Any]):
@@ -303,7 +318,7 @@ def test_truncated_logprobs_are_of_what_is_kept_or_of_all_as_declared(session: S
         rollouts = session.run(first_tokens(case))
         assert {int(rollout.token_ids[-1]) for rollout in rollouts} == set(kept)
         for rollout in rollouts:
-            assert rollout.rollout_logprobs[-1] == pytest.approx(kept[int(rollout.token_ids[-1])], abs=2e-5)
+            assert rollout.rollout_logprobs[-1] == pytest.approx(kept[int(rollout.token_ids[-1])], abs=2 * session.atol)
 
 
 # Ends of answers.
