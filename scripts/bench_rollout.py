@@ -272,7 +272,10 @@ def throughput(args: argparse.Namespace, setup: Setup, report: Callable[..., Non
                 if alone is None or way == "seam":
                     seconds, tokens = await sample_all(engine, some, n=args.group_size, sampling=sampling)
                 else:
-                    seconds, tokens = alone.sample_all(some, n=args.group_size, sampling=sampling)
+                    # In a thread, because SGLang's own interface runs an event loop of its own.
+                    seconds, tokens = await asyncio.to_thread(
+                        alone.sample_all, some, n=args.group_size, sampling=sampling
+                    )
                 if repeat:  # the first round warms both up
                     values.append(tokens / seconds)
         return rates

@@ -14,6 +14,7 @@ from rl.config.build import target_class
 from rl.config.schema import (
     ColocatedConfig,
     ConfigError,
+    Dtype,
     FullyAsyncConfig,
     MegatronConfig,
     RolloutConfig,
@@ -170,6 +171,8 @@ def check_devices(config: RunConfig) -> None:
     check_replicas(config.backend.rollout)
     if isinstance(config.backend.trainer, MegatronConfig):
         check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
+    if isinstance(config.backend.rollout, SGLangRolloutConfig):
+        check_sglang(config.backend.rollout, device=hardware.device)
     if hardware.device == "cpu":
         return
     num_gpus = hardware.nodes * hardware.gpus_per_node
@@ -191,6 +194,14 @@ def check_replicas(rollout: RolloutConfig) -> None:
             f"backend.rollout.replicas_per_device={rollout.replicas_per_device} needs tensor_parallel=1 (got "
             f"{rollout.num_gpus}): several engines share a device where one leaves it idle, and one that is split over "
             "devices does not. Use backend.rollout.replicas for more engines, or tensor_parallel=1."
+        )
+
+
+def check_sglang(rollout: SGLangRolloutConfig, *, device: str) -> None:
+    if device == "cuda" and rollout.dtype is Dtype.float32:
+        raise ConfigError(
+            "backend.rollout.dtype=float32: SGLang's GPU kernels know 16-bit numbers alone. Use "
+            "backend.rollout.dtype=bfloat16, or backend/rollout=vllm."
         )
 
 

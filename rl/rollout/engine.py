@@ -154,7 +154,9 @@ class Engine:
                 error = EngineError(f"{self._sampler.name} aborted a request of group {call.group_id} by itself.")
                 call.results.put_nowait(error)
                 return
-            if mode is PauseMode.KEEP or sample.num_tokens == 0:
+            if sample.num_tokens == call.sampling.max_new_tokens:
+                reason = FinishReason.LENGTH  # the abort came with its last token
+            elif mode is PauseMode.KEEP or sample.num_tokens == 0:
                 self._queued.append(sample)
                 return
         call.results.put_nowait(self._rollout(sample, reason))
@@ -195,7 +197,7 @@ class Engine:
         reach = stop_reach(stops)
         seams = itertools.accumulate(len(sampled.token_ids) for _, sampled in sample.done[:-1])
         for seam in seams:
-            for end in range(seam + 1, min(seam + reach, len(tokens)) + 1):
+            for end in range(seam, min(seam + reach, len(tokens)) + 1):
                 text = self._sampler.decode(tokens[max(0, end - reach) : end], keep_special=True)
                 if any(stop in text for stop in stops):
                     return end, FinishReason.STOP

@@ -43,7 +43,7 @@ class Sampled:
     text: str
     """Decoded `token_ids`, special tokens kept out."""
     finish_reason: FinishReason
-    """`ABORT` only where `Sampler.abort` asked for it."""
+    """`ABORT` only where `Sampler.abort` asked for it, and never after an end of text."""
 
 
 NOTHING_SAMPLED = Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), "", FinishReason.ABORT)

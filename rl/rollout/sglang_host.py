@@ -187,7 +187,9 @@ class _Host:
         try:
             output = await self._server.generate(request)
             was_aborted = request.rid in self._aborted
-            result = sampled(output, request, was_aborted=was_aborted, decode=self._server.decode)
+            result = sampled(
+                output, request, was_aborted=was_aborted, end_ids=self._server.end_ids, decode=self._server.decode
+            )
         except EngineError as error:
             result = error
         except Exception as error:  # noqa: BLE001  # a request that SGLang refuses, with its own reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +61,22 @@ def sampling_params(sampling: Sampling, *, seed: int | None) -> dict[str, Any]:
 
 
 def sampled(
-    output: Mapping[str, Any], request: Request, *, was_aborted: bool, decode: Callable[[list[int]], str]
+    output: Mapping[str, Any],
+    request: Request,
+    *,
+    was_aborted: bool,
+    end_ids: Collection[int],
+    decode: Callable[[list[int]], str],
 ) -> Sampled:
-    """What SGLang returned for `request`. `was_aborted`: we asked for it.
+    """What SGLang returned for `request`. `was_aborted`: we asked for it. `end_ids` end an answer.
 
     Raises `EngineError` for an end that nobody asked for, and unless every token has its own log-prob.
     """
     meta = output["meta_info"]
     token_ids = list(output["output_ids"])
     reason = finish_reason(meta["finish_reason"], was_aborted=was_aborted)
+    if reason is FinishReason.ABORT and token_ids and token_ids[-1] in end_ids:
+        reason = FinishReason.STOP  # an abort takes one more token, and SGLang does not look whether it is the last
     wanted = request.sampling["max_new_tokens"]
     if reason is FinishReason.LENGTH and len(token_ids) != wanted:
         raise EngineError(f"SGLang ended a request at {len(token_ids)} tokens as if they were the {wanted} asked for.")

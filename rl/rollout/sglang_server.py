@@ -58,6 +58,8 @@ class Server:
         self._is_updating = False
         info = self._engine._scheduler_init_result.scheduler_infos[0]
         self.vocab_size: int = text_config.vocab_size
+        tokenizer = self._manager.tokenizer
+        self.end_ids: set[int] = {tokenizer.eos_token_id, *(self._manager.model_config.hf_eos_token_id or ())}
         self.max_model_len = context_limit(
             model_length=model_length(text_config),
             cache_tokens=info["max_total_num_tokens"],

@@ -144,6 +144,10 @@ def test_the_quickstart_obeys_every_rule():
             ["backend/rollout=vllm", "backend.rollout.replicas_per_device=2", "backend.rollout.tensor_parallel=2"],
             r"replicas_per_device=2 needs tensor_parallel=1 \(got 2\).*backend\.rollout\.replicas",
         ),
+        (
+            ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.dtype=float32"],
+            r"backend\.rollout\.dtype=float32: SGLang's GPU kernels.*bfloat16",
+        ),
         (["model=hf", "model.path=/no/such/folder"], r"model\.path=/no/such/folder: there is no such folder"),
         (["task=jsonl", "task.path=/no/such.jsonl"], r"task\.path=/no/such\.jsonl: there is no such file"),
         (["task.held_out=9000"], r"task\.held_out=9000.*leave -1300 of the 10000 problems"),
@@ -168,6 +172,8 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         ["hardware=h200x1", "hardware.gpus_per_node=2", "backend.rollout.replicas=2"],
         [*GPUS, "hardware.gpus_per_node=9", "placement=fully_async", *EIGHT_GPU_ENGINES],
         [*GPUS, "hardware.gpus_per_node=8", "backend.rollout.replicas_per_device=null", *EIGHT_GPU_ENGINES],
+        ["backend/rollout=sglang", "backend.rollout.dtype=float32"],
+        ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.dtype=bfloat16"],
         ["backend.rollout.replicas=3"],  # on a CPU they share its cores
     ],
 )

@@ -123,6 +123,19 @@ async def test_a_sample_may_be_interrupted_again_and_again():
     assert (rollout.text, rollout.policy_versions.tolist()[3:]) == ("abcd", [0, 0, 2, 3])
 
 
+@pytest.mark.parametrize("mode", [PauseMode.KEEP, PauseMode.ABORT])
+async def test_a_sample_aborted_with_its_last_token_is_truncated_and_not_asked_for_again(mode: PauseMode):
+    engine, sampler = await started()
+    generation = await begun(sample(engine))
+    pausing = await paused(engine, mode)
+    sampler.end(sampler.parts[0], "abcdefghij", FinishReason.ABORT)
+    await pausing
+    await engine.resume()
+    (rollout,) = await generation
+    assert (rollout.text, rollout.finish_reason) == ("abcdefghij", FinishReason.LENGTH)
+    assert len(sampler.parts) == 1
+
+
 async def test_a_sample_that_ends_before_the_abort_reaches_it_is_whole():
     engine, sampler = await started()
     generation = await begun(sample(engine))
@@ -185,6 +198,7 @@ async def test_after_a_pause_the_oldest_samples_go_first():
         ("one </ans", "wer> two", "one </answer>"),  # across the seam
         ("one ", "</answer> two", "one </answer>"),  # after it: a sampler ends there by itself, and later is too late
         ("one <", "/answer> </answer>", "one </answer>"),
+        ("one </answer>", " two", "one </answer>"),  # aborted with the token that completed it
         ("one </ans", "wer", "one </answer"),  # none
     ],
 )

@@ -46,7 +46,7 @@ def output(ids: list[int], reason: dict[str, Any], logprobs: list[Any] | None = 
 
 def answer(of: dict[str, Any], *, was_aborted: bool = False) -> Any:
     request = request_of(part(), is_seeded=True)
-    return sampled(of, request, was_aborted=was_aborted, decode=lambda ids: "".join(map(chr, ids)))
+    return sampled(of, request, was_aborted=was_aborted, end_ids={1}, decode=lambda ids: "".join(map(chr, ids)))
 
 
 # What leaves.
