@@ -138,7 +138,7 @@ class PauseMode(StrEnum):
     KEEP = "keep"
     """They stop, keep their tokens, and go on from there when the engine resumes, on whatever weights it then has."""
     ABORT = "abort"
-    """They end: each is yielded with the tokens it has and `FinishReason.ABORT`; one without tokens starts anew."""
+    """They stop, lose their tokens, and start anew, whole and with the same seed, when the engine resumes."""
 
 
 class RolloutEngine(Protocol):

@@ -94,6 +94,8 @@ class Rollout:
     text: str = ""
     """Decoded response, special tokens kept out."""
     generation_s: float = 0.0
+    num_discarded_tokens: int = 0
+    """Sampled for this answer and thrown away, because a pause made it start anew."""
     reward: float = 0.0
     """Raw, before shaping."""
     reward_parts: dict[str, float] = field(default_factory=dict)
@@ -224,6 +226,9 @@ class PublishStats:
     version: int
     num_bytes: int
     seconds: float
+    """Of the update, from its begin to its end."""
+    pause_s: float = 0.0
+    """Before that: until the engine's running requests had finished or stopped. 0 on an engine that was idle."""
 
 
 @dataclass(frozen=True, slots=True)

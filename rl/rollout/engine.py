@@ -51,6 +51,8 @@ class _Sample:
     """Finished and interrupted parts, each with the version that sampled it."""
     interruption: PauseMode | None = None
     """Why the running part was aborted, if it was."""
+    num_discarded: int = 0
+    """Tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -154,11 +156,13 @@ class Engine:
                 error = EngineError(f"{self._sampler.name} aborted a request of group {call.group_id} by itself.")
                 call.results.put_nowait(error)
                 return
-            if sample.num_tokens == call.sampling.max_new_tokens:
-                reason = FinishReason.LENGTH  # the abort came with its last token
-            elif mode is PauseMode.KEEP or sample.num_tokens == 0:
+            if sample.num_tokens < call.sampling.max_new_tokens:
+                if mode is PauseMode.ABORT:
+                    sample.num_discarded += sample.num_tokens
+                    sample.done.clear()
                 self._queued.append(sample)
                 return
+            reason = FinishReason.LENGTH  # the abort came with its last token
         call.results.put_nowait(self._rollout(sample, reason))
 
     def _rollout(self, sample: _Sample, reason: FinishReason) -> Rollout:
@@ -184,6 +188,7 @@ class Engine:
             finish_reason=reason,
             text=text,
             generation_s=time.monotonic() - sample.started,
+            num_discarded_tokens=sample.num_discarded,
         )
 
     def _end_at_stop(self, sample: _Sample, reason: FinishReason) -> tuple[int, FinishReason]:

@@ -603,20 +603,27 @@ def test_a_pause_that_keeps_requests_loses_no_token_and_no_budget(session: Sessi
     assert any(rollout.is_truncated for rollout in rollouts)
 
 
-def test_a_pause_that_aborts_yields_every_token_sampled_so_far(session: Session, models: list[Any]):
-    async def abort() -> list[Rollout]:
+def test_a_pause_that_aborts_starts_what_runs_anew_whole_on_the_new_weights(session: Session, models: list[Any]):
+    async def abort_and_update() -> list[Rollout]:
         running = await begin(session.engine)
         await session.engine.pause(PauseMode.ABORT)
+        await publish(session.engine, models[1], 61)
         await session.engine.resume()
         return [rollout for group in await running for rollout in group]
 
-    session.run(publish(session.engine, models[0], 0))
-    rollouts = session.run(abort())
-    assert len(rollouts) == 12
-    aborted = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.ABORT]
-    assert aborted
-    assert all(0 < rollout.num_response_tokens < 300 for rollout in aborted)
-    assert_samples_of(rollouts, models[0], atol=session.atol)
+    session.run(publish(session.engine, models[0], 60))
+    rollouts = session.run(abort_and_update())
+    assert sorted((rollout.group_id, rollout.index) for rollout in rollouts) == [
+        (g, i) for g in range(3) for i in range(4)
+    ]
+    assert {rollout.finish_reason for rollout in rollouts} <= {FinishReason.STOP, FinishReason.LENGTH}
+    assert any(rollout.num_discarded_tokens > 0 for rollout in rollouts)
+    for rollout in rollouts:
+        assert rollout.min_policy_version == rollout.max_policy_version
+        assert rollout.num_discarded_tokens < 300
+        is_anew = rollout.max_policy_version == 61
+        assert is_anew or rollout.num_discarded_tokens == 0
+        assert_samples_of([rollout], models[is_anew], atol=session.atol)
 
 
 def test_a_pause_that_waits_lets_requests_finish_and_holds_new_ones(session: Session, models: list[Any]):

@@ -145,22 +145,45 @@ async def test_a_sample_that_ends_before_the_abort_reaches_it_is_whole():
     assert (await generation)[0].text == "ab"
 
 
-async def test_abort_ends_samples_with_what_they_have_and_starts_those_anew_that_have_nothing():
+async def test_abort_starts_what_runs_anew_whole_with_its_seed_and_counts_what_is_lost():
     engine, sampler = await started()
-    generation = await begun(sample(engine, n=2))
+    generation = await begun(sample(engine, n=3))
     pausing = await paused(engine, PauseMode.ABORT)
-    first, second = sampler.parts
+    first, second, third = sampler.parts
     sampler.end(first, "ab", FinishReason.ABORT)
     sampler.end(second, "", FinishReason.ABORT)
+    sampler.end(third, "whole", FinishReason.STOP)  # it was faster than the abort
     await pausing
+    await publish(engine, 1)
     await engine.resume()
-    assert (sampler.parts[2].seed, len(sampler.parts[2].prefix)) == (second.seed, 0)
-    sampler.end(sampler.parts[2], "xy", FinishReason.STOP)
-    rollouts = await generation
-    assert [(r.index, r.text, r.finish_reason) for r in rollouts] == [
-        (0, "ab", FinishReason.ABORT),
-        (1, "xy", FinishReason.STOP),
+    again = sampler.parts[3:]
+    assert [(part.seed, len(part.prefix), part.sampling) for part in again] == [
+        (part.seed, 0, SAMPLING) for part in (first, second)
     ]
+    sampler.end(again[0], "uvw", FinishReason.STOP)
+    sampler.end(again[1], "xy", FinishReason.STOP)
+    rollouts = sorted(await generation, key=lambda rollout: rollout.index)
+    assert [(r.text, r.min_policy_version, r.max_policy_version, r.num_discarded_tokens) for r in rollouts] == [
+        ("uvw", 1, 1, 2),
+        ("xy", 1, 1, 0),
+        ("whole", 0, 0, 0),
+    ]
+    assert all(r.finish_reason is FinishReason.STOP for r in rollouts)
+
+
+async def test_abort_throws_away_what_earlier_pauses_kept_too():
+    engine, sampler = await started()
+    generation = await begun(sample(engine))
+    for version, (mode, text) in enumerate([(PauseMode.KEEP, "abc"), (PauseMode.ABORT, "d")], start=1):
+        pausing = await paused(engine, mode)
+        sampler.end(sampler.parts[-1], text, FinishReason.ABORT)
+        await pausing
+        await publish(engine, version)
+        await engine.resume()
+    assert (sampler.parts[2].seed, len(sampler.parts[2].prefix)) == (sampler.parts[0].seed, 0)
+    sampler.end(sampler.parts[2], "xy", FinishReason.STOP)
+    (rollout,) = await generation
+    assert (rollout.text, rollout.num_discarded_tokens, rollout.min_policy_version) == ("xy", 4, 2)
 
 
 async def test_requests_made_during_a_pause_wait_for_its_end():
