@@ -55,6 +55,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/response_tokens_mean", "tokens", "response length over the rollouts that were trained on"),
     Metric("rollout/response_tokens_max", "tokens", "longest response", reduction=Reduction.MAX),
     Metric("rollout/truncated_fraction", "fraction", "responses cut at the length limit", (0.0, 0.5)),
+    Metric(
+        "rollout/mixed_version_fraction",
+        "fraction",
+        "responses of tokens from more than one version: a publish came while they were sampled",
+        (0.0, 1.0),
+    ),
+    Metric(
+        "rollout/version_spread_max",
+        "versions",
+        "newest minus oldest version of a response's tokens, of the widest response",
+        reduction=Reduction.MAX,
+    ),
+    Metric("rollout/restarted_fraction", "fraction", "responses that a publish made start anew", (0.0, 1.0)),
+    Metric(
+        "rollout/discarded_tokens",
+        "tokens",
+        "what the batch's restarted responses had before and lost",
+        reduction=Reduction.SUM,
+    ),
     Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
@@ -114,6 +133,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("staleness/mean", "versions", "trainer version minus the rollout's oldest version, over rollouts"),
     Metric("staleness/max", "versions", "the same, of the stalest rollout", reduction=Reduction.MAX),
+    Metric("staleness/count_<versions>", "rollouts", "rollouts of the batch by staleness", reduction=Reduction.SUM),
     Metric("policy_version", "", "version of the trainer's weights after the step", reduction=Reduction.LAST),
     Metric(
         "engine/policy_version", "", "version that the engine itself reports after the step", reduction=Reduction.LAST
@@ -140,6 +160,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/engine_busy_fraction", "fraction", "share of the step in which the engine had requests", (0.0, 1.0)),
     Metric("time/<phase>_s", "s", "wall time of a phase; `step` is the whole step", reduction=Reduction.SUM),
     Metric("publish/bytes", "bytes", "weights sent to the engine", reduction=Reduction.SUM),
+    Metric(
+        "publish/pause_s",
+        "s",
+        "part of the publish in which the trainer waits until the engine's requests have finished or stopped",
+        reduction=Reduction.SUM,
+    ),
     Metric("memory/rss_gib", "GiB", "resident memory of the driver process", reduction=Reduction.MAX),
     Metric(
         "memory/gpu_peak_gib",

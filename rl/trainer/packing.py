@@ -206,12 +206,24 @@ def _even_out(ranks: list[list[MicroBatch]], *, fallback: _Sequence) -> None:
         rank.extend(filler for _ in range(most - len(rank)))
 
 
+STALENESS_BINS = ("count_0", "count_1", "count_2", "count_3", "count_4_or_more")
+
+
+def _staleness_histogram(staleness: NDArray[np.int64]) -> dict[str, float]:
+    """Rollouts by staleness, of one per version; the last bin holds the rest."""
+    counts = np.bincount(staleness.clip(max=len(STALENESS_BINS) - 1), minlength=len(STALENESS_BINS))
+    return {f"staleness/{name}": count for name, count in zip(STALENESS_BINS, counts, strict=True)}
+
+
 def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dict[str, float]:
     """Statistics over every rollout of the batch, run or skipped."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.concatenate([group.rewards for group in groups])
     lengths = np.array([rollout.num_response_tokens for rollout in rollouts])
-    staleness = policy_version - np.array([rollout.min_policy_version for rollout in rollouts])
+    oldest = np.array([rollout.min_policy_version for rollout in rollouts])
+    spread = np.array([rollout.max_policy_version for rollout in rollouts]) - oldest
+    staleness = policy_version - oldest
+    discarded = np.array([rollout.num_discarded_tokens for rollout in rollouts])
     metrics = {
         "reward/mean": rewards.mean(),
         "reward/std": rewards.std(),
@@ -221,7 +233,12 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
         "rollout/truncated_fraction": np.mean([rollout.is_truncated for rollout in rollouts]),
         "staleness/mean": staleness.mean(),
         "staleness/max": staleness.max(),
+        "rollout/mixed_version_fraction": np.mean(spread > 0),
+        "rollout/version_spread_max": spread.max(),
+        "rollout/restarted_fraction": np.mean(discarded > 0),
+        "rollout/discarded_tokens": discarded.sum(),
     }
+    metrics |= _staleness_histogram(staleness)
     for part in sorted({name for rollout in rollouts for name in rollout.reward_parts}):
         key = "reward/correct" if part == "correct" else f"reward/part/{part}"
         metrics[key] = np.mean([r.reward_parts[part] for r in rollouts if part in r.reward_parts])

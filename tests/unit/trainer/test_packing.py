@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl.config.schema import Packing
+from rl.loggers.names import unlisted
 from rl.trainer.packing import pack, pack_to_score
 from rl.types import FinishReason, MicroBatch, TrainBatch
 from tests.made_groups import made_batch, made_group
@@ -100,6 +101,25 @@ def test_staleness_is_in_published_versions_for_each_sequence():
     batch = packed([old, new], policy_version=5, packing=Packing.one_sequence)
     assert sorted(int(m.staleness[0]) for m in batch.mini_batches[0][0]) == [0, 2]
     assert (batch.metrics["staleness/mean"], batch.metrics["staleness/max"]) == (1.0, 2.0)
+
+
+def test_rollouts_are_counted_by_staleness_in_a_row_of_fixed_keys():
+    groups = [made_group([1.0] * n, policy_version=9 - stale, group_id=stale) for n, stale in [(3, 0), (2, 2), (1, 7)]]
+    metrics = packed([*groups, made_group([1.0], policy_version=5, group_id=9)], policy_version=9).metrics
+    counts = {key.removeprefix("staleness/count_"): n for key, n in metrics.items() if "count" in key}
+    assert counts == {"0": 3.0, "1": 0.0, "2": 2.0, "3": 0.0, "4_or_more": 2.0}
+    assert unlisted(metrics) == []
+
+
+def test_responses_of_several_versions_are_as_stale_as_their_oldest_token():
+    groups = [made_group([1.0, 0.0], response_tokens=[3, 4], policy_version=3)]
+    first, second = groups[0].rollouts
+    first.policy_versions[-2:] = [4, 6]
+    second.num_discarded_tokens = 5
+    metrics = packed(groups, policy_version=6).metrics
+    assert (metrics["staleness/mean"], metrics["staleness/max"], metrics["staleness/count_3"]) == (3.0, 3.0, 2.0)
+    assert (metrics["rollout/mixed_version_fraction"], metrics["rollout/version_spread_max"]) == (0.5, 3.0)
+    assert (metrics["rollout/restarted_fraction"], metrics["rollout/discarded_tokens"]) == (0.5, 5.0)
 
 
 def test_skipped_rollouts_still_count_in_the_denominators():
