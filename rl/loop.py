@@ -143,6 +143,8 @@ class _Trained:
     overlap_s: float
     has_published: bool = False
     published_bytes: int = 0
+    pause_s: float = 0.0
+    """Until the engine's requests had finished or stopped, so that it could be published to."""
 
 
 async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup], clock: _Clock) -> _Trained:
@@ -159,6 +161,7 @@ async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup],
     async with run.placement.training() as residency:
         done = await _train(run, residency, batch, groups, clock)
     done.published_bytes += repair.num_bytes
+    done.pause_s += repair.pause_s
     return done
 
 
@@ -176,7 +179,7 @@ async def _train(
         with clock.phase("publish"):
             published = await _publish(run, residency, progress.policy_version + 1)
         progress.policy_version, progress.unpublished_steps = published.version, 0
-        done.has_published, done.published_bytes = True, published.num_bytes
+        done.has_published, done.published_bytes, done.pause_s = True, published.num_bytes, published.pause_s
     return done
 
 
@@ -207,6 +210,7 @@ def _step_metrics(run: Run, batch: TrainBatch, done: _Trained) -> dict[str, Any]
         **{f"time/{phase}_s": seconds for phase, seconds in done.stats.seconds.items()},
         **run.stream.metrics(),
         "publish/bytes": done.published_bytes,
+        "publish/pause_s": done.pause_s,
         "policy_version": progress.policy_version,
         "prompts_trained": progress.prompts_trained,
         "tokens_trained": progress.tokens_trained,

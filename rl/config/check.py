@@ -16,7 +16,9 @@ from rl.config.schema import (
     ConfigError,
     Dtype,
     FullyAsyncConfig,
+    InFlight,
     MegatronConfig,
+    OldLogprobs,
     RolloutConfig,
     RunConfig,
     SGLangRolloutConfig,
@@ -88,6 +90,7 @@ def check_run_config(config: RunConfig) -> None:
     check_mini_batches(config)
     check_training_sampling(config)
     check_staleness(config)
+    check_in_flight(config)
     check_devices(config)
     check_algorithm(config)
     check_model(config)
@@ -131,6 +134,19 @@ def check_training_sampling(config: RunConfig) -> None:
         raise ConfigError(
             f"task.sampling.top_p={sampling.top_p}, top_k={sampling.top_k}: truncated sampling changes the policy that "
             "answers come from, and the loss does not correct for that. Use top_p=1.0 and top_k=-1 in training."
+        )
+
+
+def check_in_flight(config: RunConfig) -> None:
+    placement, old_logprobs = config.placement, config.algorithm.old_logprobs
+    if not isinstance(placement, FullyAsyncConfig) or placement.in_flight is not InFlight.continue_on_new_weights:
+        return
+    if old_logprobs is not OldLogprobs.rollout:
+        raise ConfigError(
+            f"placement.in_flight=continue_on_new_weights needs algorithm.old_logprobs=rollout (got "
+            f"{old_logprobs.value}): an answer then holds tokens of several versions, and only the log-prob that each "
+            "was sampled with puts all of them right in the policy ratio. Add that override, or use "
+            "placement.in_flight=finish or abort."
         )
 
 

@@ -75,6 +75,12 @@ class InFlight(Enum):
     """What happens to running requests when new weights are published."""
 
     finish = "finish"
+    """The publish waits for them."""
+    abort = "abort"
+    """They start anew, whole, on the new weights; the tokens that they had are lost."""
+    continue_on_new_weights = "continue_on_new_weights"
+    """They keep their tokens and go on (partial rollout): each token has the version and the log-prob that it was
+    sampled with."""
 
 
 class Notation(Enum):

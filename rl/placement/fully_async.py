@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from rl.config.schema import FullyAsyncConfig
+from rl.config.schema import FullyAsyncConfig, InFlight
 from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
-from rl.protocols import RolloutEngine, Trainer
+from rl.protocols import PauseMode, RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
 
+PAUSE_MODES = {
+    InFlight.finish: PauseMode.WAIT,
+    InFlight.abort: PauseMode.ABORT,
+    InFlight.continue_on_new_weights: PauseMode.KEEP,
+}
+
 
 class FullyAsync:
-    """Neither waits for the other, except that a publish waits for the running requests (`in_flight=finish`)."""
+    """Neither waits for the other, except at a publish, whose pause of the engine `in_flight` chooses."""
 
     def __init__(self, config: FullyAsyncConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
-        del config  # in_flight has one value so far
+        self._pause_mode = PAUSE_MODES[config.in_flight]
         self._trainer, self._engine = trainer, engine
 
     @classmethod
@@ -35,7 +43,13 @@ class FullyAsync:
         yield self
 
     async def publish(self, version: int) -> PublishStats:
-        return await publish_weights(self._trainer, self._engine, version=version)
+        """After an error the engine stays paused: the run ends."""
+        started = time.monotonic()
+        await self._engine.pause(self._pause_mode)
+        pause_s = time.monotonic() - started
+        stats = await publish_weights(self._trainer, self._engine, version=version)
+        await self._engine.resume()
+        return replace(stats, pause_s=pause_s)
 
     async def close(self) -> None:
         try:

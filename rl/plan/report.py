@@ -8,7 +8,7 @@ from typing import Any
 from rl.config.build import target_class
 from rl.config.check import check_data, missing_packages
 from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import RunConfig
+from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig
 
 NODES = ("model", "algorithm", "backend.trainer", "backend.rollout", "placement", "task", "logger")
 
@@ -100,8 +100,19 @@ def _work(config: RunConfig) -> list[str]:
         f"per sequence: at most {most:,} tokens; {math.ceil(rollouts * most / updates):,} per update at most",
         _evaluation(config),
         f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted, "
-        f"window {config.window:,}: staleness at most {config.staleness_bound}",
+        f"window {config.window:,}: staleness at most {config.staleness_bound}{_in_flight(config)}",
     ]
+
+
+def _in_flight(config: RunConfig) -> str:
+    if not isinstance(config.placement, FullyAsyncConfig):
+        return ""
+    meanwhile = {
+        InFlight.finish: "finish first",
+        InFlight.abort: "start anew on the new weights",
+        InFlight.continue_on_new_weights: "continue on the new weights",
+    }
+    return f"; requests that run at a publish {meanwhile[config.placement.in_flight]}"
 
 
 def _evaluation(config: RunConfig) -> str:

@@ -126,6 +126,10 @@ def test_the_quickstart_obeys_every_rule():
             ["placement=fully_async", "placement.publish_every=4"],
             r"evaluation\.every=50 must be a multiple of placement\.publish_every=4",
         ),
+        (
+            ["placement=fully_async", "placement.in_flight=continue_on_new_weights"],
+            r"in_flight=continue_on_new_weights needs algorithm\.old_logprobs=rollout \(got trainer\)",
+        ),
         (["stream.window=63"], r"stream\.window=63 must be at least algorithm\.prompts_per_step=64"),
         (["stream.window=65"], r"stream\.window=65 is more than the 64 groups"),
         (["placement=fully_async", "stream.window=129"], r"stream\.window=129 is more than the 128 groups"),
@@ -166,6 +170,12 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         ["task.sampling.temperature=0.01"],
         ["placement=fully_async", "placement.max_staleness=0"],
         ["placement=fully_async", "placement.publish_every=5", "placement.max_staleness=0.25"],
+        ["placement=fully_async", "placement.in_flight=abort"],
+        [
+            "placement=fully_async",
+            "placement.in_flight=continue_on_new_weights",
+            "algorithm.old_logprobs=rollout",
+        ],
         ["placement=fully_async", "stream.window=128"],
         ["hardware=h200x1"],
         ["hardware=h200x1", "backend.rollout.replicas_per_device=4"],

@@ -71,7 +71,7 @@ def test_a_wrong_group_or_option(word, message):
         (["algorithm.group_size=true"], r"algorithm\.group_size: Value 'True'"),
         (["algorithm.clip_high=abc"], r"algorithm\.clip_high: Value 'abc'"),
         (["mode=trainn"], r"mode: Invalid value 'trainn', expected one of \[train, eval, plan\]"),
-        (["placement=fully_async", "placement.in_flight=abort"], r"in_flight: .*expected one of \[finish\]"),
+        (["placement=fully_async", "placement.in_flight=drop"], r"in_flight: .*expected one of \[finish, abort, "),
         (["model=hf"], r"model\.path has no value and no default\. Set it: model\.path="),
         (["task=jsonl"], r"task\.path has no value"),
         (["word"], "'word' is not an override. Write key=value"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -15,31 +14,10 @@ from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, Plac
 from rl.protocols import EngineError
 from rl.stream import GroupStream, StreamConfigValues, StreamError
 from rl.types import EvalSet, FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
+from tests.simulated_time import simulate
 
 P, G = 8, 2
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
-
-
-class SimulatedTime(selectors.DefaultSelector):
-    """Instead of sleeping until the next timer is due, moves the clock there."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "deadlock: every coroutine waits and no timer is set"
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-
-def simulate(main: Coroutine[Any, Any, Any]) -> Any:
-    def loop() -> asyncio.SelectorEventLoop:
-        clock = SimulatedTime()
-        loop = asyncio.SelectorEventLoop(clock)
-        loop.time = lambda: clock.now  # type: ignore[method-assign]
-        return loop
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(main)
 
 
 class SimulatedEngine:
