@@ -31,7 +31,7 @@ class _Call:
     prompt: Prompt
     group_id: int
     sampling: Sampling
-    results: asyncio.Queue[Rollout | EngineError] = field(default_factory=asyncio.Queue)
+    results: asyncio.Queue[tuple[_Sample, FinishReason] | EngineError] = field(default_factory=asyncio.Queue)
     is_over: bool = False
     """Its caller has everything, or has left."""
 
@@ -45,6 +45,7 @@ class _Sample:
     number: int
     """Order of arrival in the engine."""
     started: float = 0.0
+    generation_s: float = 0.0
     version: int = -1
     """Of the part that runs."""
     done: list[tuple[int, Sampled]] = field(default_factory=list)
@@ -109,7 +110,8 @@ class Engine:
                 result = await call.results.get()
                 if isinstance(result, EngineError):
                     raise result
-                yield result
+                # Made here and not on delivery, so that what goes wrong in it is the caller's error and not a hang.
+                yield self._rollout(*result)
         finally:
             self._discard(call)
 
@@ -163,7 +165,8 @@ class Engine:
                 self._queued.append(sample)
                 return
             reason = FinishReason.LENGTH  # the abort came with its last token
-        call.results.put_nowait(self._rollout(sample, reason))
+        sample.generation_s = time.monotonic() - sample.started
+        call.results.put_nowait((sample, reason))
 
     def _rollout(self, sample: _Sample, reason: FinishReason) -> Rollout:
         call = sample.call
@@ -187,7 +190,7 @@ class Engine:
             policy_versions=row(np.int32, -1, versions),
             finish_reason=reason,
             text=text,
-            generation_s=time.monotonic() - sample.started,
+            generation_s=sample.generation_s,
             num_discarded_tokens=sample.num_discarded,
         )
 

@@ -45,6 +45,10 @@ class Sampled:
     finish_reason: FinishReason
     """`ABORT` only where `Sampler.abort` asked for it, and never after an end of text."""
 
+    def __post_init__(self) -> None:
+        counts = (len(self.token_ids), len(self.logprobs))
+        assert counts[0] == counts[1], f"{counts[0]} tokens came with {counts[1]} log-probs"
+
 
 NOTHING_SAMPLED = Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), "", FinishReason.ABORT)
 """Of a part that was aborted before its first token."""
