@@ -306,6 +306,8 @@ class ReplicaSet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for member in self._members:
+            member.become(_State.LOST)  # a `sleep` may wait for one that was being started
         self._weights = None
         ends = await asyncio.gather(*(member.engine.close() for member in self._members), return_exceptions=True)
         for error in ends:

@@ -279,6 +279,19 @@ async def test_a_request_that_ends_every_engine_does_so_a_limited_number_of_time
     await table.set.close()
 
 
+async def test_a_close_ends_a_sleep_that_waits_for_an_engine_which_is_being_started():
+    table = await Table(2).start()
+    table.may_start.clear()
+    table.hands[0].kill("signal 9")
+    await table.turn()
+    sleeping = asyncio.create_task(table.set.sleep())
+    await table.turn()
+    assert not sleeping.done()
+    await table.set.close()
+    with pytest.raises(EngineError, match="closed"):
+        await asyncio.wait_for(sleeping, 5)
+
+
 async def test_versions_and_weights_that_differ_between_engines_are_an_error():
     table = await Table(3).start()
     table.hands[1].version = 7
