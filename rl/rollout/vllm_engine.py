@@ -178,6 +178,8 @@ class VLLMSampler:
 
     async def receive(self, bucket: Bucket) -> None:
         """By a handle where the tensors are on the engine's GPU, else as safetensors bytes."""
+        if not bucket:
+            return
         if not all(tensor.is_cuda for _, tensor in bucket):
             await self._call(lambda: self._core.rpc("rl_receive", _payload(bucket)))
             return
@@ -297,4 +299,4 @@ class VLLMSampler:
 
 def _payload(bucket: Bucket) -> bytes:
     """What `WeightReceiver.rl_receive` reads."""
-    return safetensors.torch.save({name: tensor.detach().cpu() for name, tensor in bucket})
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in bucket})

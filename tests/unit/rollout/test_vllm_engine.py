@@ -62,6 +62,34 @@ async def sample(
     return await sample_group(engine, prompt, n=n, group_id=group_id, sampling=sampling)
 
 
+def test_tensors_arrive_in_their_own_order_however_they_lie_in_memory():
+    import safetensors.torch
+    import torch
+
+    from rl.rollout.vllm_engine import _payload
+
+    whole = torch.arange(24.0).reshape(4, 6)
+    bucket = [("transposed", whole.T), ("every second row", whole[::2]), ("whole", whole.bfloat16())]
+    arrived = safetensors.torch.load(_payload(bucket))
+    assert arrived.keys() == {name for name, _ in bucket}
+    for name, tensor in bucket:
+        assert arrived[name].dtype == tensor.dtype
+        assert torch.equal(arrived[name], tensor)
+
+
+def test_an_empty_bucket_changes_nothing(session: EngineSession, models: list[Any]):
+    async def publish_with_empty_bucket() -> list[Rollout]:
+        weights = weights_of(models[1])
+        update = await session.engine.open_update(manifest_of(weights, 1))
+        for bucket in (weights, []):
+            await update.send(bucket)
+        await update.commit(1)
+        return await sample(session.engine)
+
+    for rollout in session.run(publish_with_empty_bucket()):
+        np.testing.assert_allclose(rollout.rollout_logprobs, logprobs_of(models[1], rollout, 0.7), atol=2e-5)
+
+
 def test_a_manifest_that_lacks_part_of_a_fused_layer_is_noticed(session: EngineSession, models: list[Any]):
     async def publish_without_keys() -> None:
         weights = [(name, tensor) for name, tensor in weights_of(models[0]) if "layers.1.self_attn.k_proj" not in name]
