@@ -55,6 +55,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/response_tokens_mean", "tokens", "response length over the rollouts that were trained on"),
     Metric("rollout/response_tokens_max", "tokens", "longest response", reduction=Reduction.MAX),
     Metric("rollout/truncated_fraction", "fraction", "responses cut at the length limit", (0.0, 0.5)),
+    Metric("rollout/duplicate_fraction", "fraction", "responses that repeat another one of their group to the token"),
     Metric(
         "rollout/mixed_version_fraction",
         "fraction",

@@ -215,6 +215,10 @@ def _staleness_histogram(staleness: NDArray[np.int64]) -> dict[str, float]:
     return {f"staleness/{name}": count for name, count in zip(STALENESS_BINS, counts, strict=True)}
 
 
+def _num_distinct(group: RolloutGroup) -> int:
+    return len({rollout.token_ids.tobytes() for rollout in group.rollouts})
+
+
 def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dict[str, float]:
     """Statistics over every rollout of the batch, run or skipped."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -231,6 +235,7 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
         "rollout/response_tokens_mean": lengths.mean(),
         "rollout/response_tokens_max": lengths.max(),
         "rollout/truncated_fraction": np.mean([rollout.is_truncated for rollout in rollouts]),
+        "rollout/duplicate_fraction": 1 - sum(_num_distinct(group) for group in groups) / len(rollouts),
         "staleness/mean": staleness.mean(),
         "staleness/max": staleness.max(),
         "rollout/mixed_version_fraction": np.mean(spread > 0),

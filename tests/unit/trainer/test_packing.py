@@ -165,6 +165,17 @@ def test_metrics_by_hand():
     assert metrics["rollout/response_tokens_mean"] == 3.0 and metrics["rollout/response_tokens_max"] == 6.0
     assert metrics["rollout/truncated_fraction"] == 0.25
     assert metrics["reward/uniform_group_fraction"] == 0.0
+    assert metrics["rollout/duplicate_fraction"] == 0.0
+
+
+def test_answers_count_as_duplicates_within_their_group_alone():
+    """Of 4 + 4 responses the first group has 3 that are the same, so that 2 of 8 repeat another one."""
+    groups = [made_group([1.0, 0.0, 0.0, 1.0], response_tokens=[2, 2, 2, 2], group_id=g) for g in range(2)]
+    first, *others = groups[0].rollouts
+    for other in others[1:]:
+        other.token_ids = first.token_ids.copy()
+    groups[1].rollouts[0].token_ids = first.token_ids.copy()
+    assert packed(groups).metrics["rollout/duplicate_fraction"] == 2 / 8
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 9])
