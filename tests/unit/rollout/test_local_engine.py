@@ -14,9 +14,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import Dtype, LocalRolloutConfig
-from rl.protocols import EngineError, TensorSpec, UpdateManifest
+from rl.protocols import EngineError
 from rl.rollout.local_engine import LocalEngine, empty_model, end_tokens
 from rl.types import Prompt, Rollout, Sampling
+from tests.engine_use import logprobs_of, publish, sample_group
 from tests.tiny_models import write_char_tokenizer
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=20, seed=0)
@@ -30,24 +31,15 @@ def prompt_of(length: int) -> Prompt:
 async def engine_on(folder: Path, **config: Any) -> AsyncIterator[LocalEngine]:
     engine = LocalEngine(LocalRolloutConfig(dtype=Dtype.float32, **config), model_folder=folder, device="cpu")
     await engine.start()
-    await publish(engine, AutoModelForCausalLM.from_pretrained(folder))
+    await publish(engine, AutoModelForCausalLM.from_pretrained(folder), 0)
     yield engine
     await engine.close()
-
-
-async def publish(engine: LocalEngine, model: Any, version: int = 0) -> None:
-    weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    specs = tuple(TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in weights)
-    update = await engine.open_update(UpdateManifest(version, specs))
-    await update.send(weights)
-    await update.commit(version)
 
 
 async def sample(
     engine: LocalEngine, prompt: Prompt, *, n: int = 1, group_id: int = 0, sampling: Sampling = SAMPLING
 ) -> list[Rollout]:
-    rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=n, sampling=sampling)]
-    return sorted(rollouts, key=lambda rollout: rollout.index)
+    return await sample_group(engine, prompt, n=n, group_id=group_id, sampling=sampling)
 
 
 @contextmanager
@@ -65,11 +57,7 @@ def recorded_shapes(engine: LocalEngine) -> Iterator[list[tuple[int, int]]]:
 
 def assert_logprobs_of(model: Any, rollouts: list[Rollout], *, atol: float = 1e-5) -> None:
     for rollout in rollouts:
-        ids = torch.tensor(rollout.token_ids[None].astype(np.int64))
-        with torch.no_grad():
-            table = torch.log_softmax(model(ids).logits[0, :-1].float() / rollout.temperature, -1)
-        values = table.gather(1, ids[0, 1:, None])[:, 0].numpy()
-        expected = np.where(rollout.loss_mask, np.concatenate([[0.0], values]), 0.0)
+        expected = logprobs_of(model, rollout, rollout.temperature)
         np.testing.assert_allclose(rollout.rollout_logprobs, expected, atol=atol)
 
 
@@ -275,6 +263,21 @@ def test_closing_ends_what_runs_and_tells_who_waits(tiny_qwen3: Path):
             await asyncio.wait_for(engine.close(), 10)
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(result, EngineError)
+
+    asyncio.run(run())
+
+
+def test_ends_of_text_and_padding_inside_a_prompt_are_tokens_as_any_other(tiny_qwen3: Path):
+    """A chat template writes the end of text after each turn, and many tokenizers pad with it."""
+
+    async def run() -> None:
+        model = AutoModelForCausalLM.from_pretrained(tiny_qwen3)
+        turns = Prompt("test:turns", (), np.array([0, 5, 1, 6, 0, 1], dtype=np.int32), "", "test")
+        async with engine_on(tiny_qwen3) as engine:
+            rollouts, _ = await asyncio.gather(sample(engine, turns, n=8), sample(engine, prompt_of(30), n=2))
+        for rollout in rollouts:
+            assert rollout.loss_mask.tolist() == [False] * 6 + [True] * (len(rollout.token_ids) - 6)
+        assert_logprobs_of(model, rollouts)
 
     asyncio.run(run())
 

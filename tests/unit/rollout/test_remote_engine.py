@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
 from rl.placement import ray_runtime
 from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, set_driver_env, shutdown_ray
-from rl.protocols import EngineError, TensorSpec, UpdateManifest
-from rl.rollout.remote import RemoteEngine, _packed, _unpacked
-from rl.types import Prompt, Rollout, Sampling
+from rl.protocols import EngineError
+from rl.rollout.remote import RemoteEngine, _Call, _EngineHost, _packed, _unpacked
+from rl.types import FinishReason, Prompt, Rollout, Sampling
+from tests.engine_use import publish
 
 PROMPT = Prompt("test:0", (), np.arange(2, 8, dtype=np.int32), "", "test")
 
@@ -81,23 +83,62 @@ def test_an_obituary_ends_with_the_last_lines_of_the_log(tmp_path: Path):
     assert last_lines(None) == ""
 
 
+class SlowEngine:
+    """Each call waits until the test lets all of them go."""
+
+    def __init__(self) -> None:
+        self.num_running = self.peak = 0
+        self.may_end = asyncio.Event()
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        self.num_running += 1
+        self.peak = max(self.peak, self.num_running)
+        try:
+            await self.may_end.wait()
+            if group_id % 3 == 1:
+                raise ValueError(f"group {group_id}")
+            length = len(prompt.token_ids) + 1
+            is_response = np.arange(length) == length - 1
+            row = np.zeros(length, np.float32)
+            versions = np.where(is_response, 0, -1).astype(np.int32)
+            ids = np.append(prompt.token_ids, np.int32(0))
+            yield Rollout(group_id, 0, ids, is_response, row, 1.0, versions, FinishReason.STOP)
+        finally:
+            self.num_running -= 1
+
+
+async def test_a_process_runs_as_many_calls_at_once_as_it_is_given_and_answers_or_forgets_each():
+    """Ray itself runs a thousand methods of an actor at once; here a call of `generate` is none of them."""
+    host, engine = _EngineHost({}), SlowEngine()
+    host._engine = engine  # type: ignore[assignment]  # all that it needs of one
+    sampling = Sampling(temperature=1.0, max_new_tokens=8, seed=0)
+    calls = [_Call(call_id, PROMPT, call_id, 1, sampling) for call_id in range(1500)]
+    await host.submit(calls[:1000])
+    await host.submit(calls[1000:])
+    await asyncio.sleep(0)
+    assert engine.num_running == engine.peak == 1500
+    await host.cancel([call_id for call_id in range(1500) if call_id % 3 == 2])
+    engine.may_end.set()
+    answers: list[tuple[int, Any]] = []
+    while len(answers) < 1000:
+        answers += await asyncio.wait_for(host.poll(), 5)
+    assert sorted(call_id for call_id, _ in answers) == [call_id for call_id in range(1500) if call_id % 3 != 2]
+    for call_id, answer in answers:
+        if call_id % 3 == 1:
+            assert str(answer) == f"ValueError: group {call_id}"
+        else:
+            assert answer.group_id == call_id
+    assert engine.num_running == 0
+    assert not host._tasks
+    assert not host._results
+
+
 @asynccontextmanager
 async def engine_on(folder: Path, **options: Any) -> AsyncIterator[RemoteEngine]:
     engine = RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device="cpu", **options)
     await engine.start()
     yield engine
     await engine.close()
-
-
-async def publish(engine: RemoteEngine, folder: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    specs = tuple(TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in weights)
-    update = await engine.open_update(UpdateManifest(0, specs))
-    await update.send(weights)
-    await update.commit(0)
 
 
 async def sample(engine: RemoteEngine, group_id: int = 0) -> list[Rollout]:
@@ -111,7 +152,7 @@ def test_an_interrupt_of_the_terminal_does_not_reach_the_engine(tiny_qwen3: Path
 
     async def run() -> None:
         async with engine_on(tiny_qwen3, env={"OMP_NUM_THREADS": "1"}) as engine:
-            await publish(engine, tiny_qwen3)
+            await publish(engine, AutoModelForCausalLM.from_pretrained(tiny_qwen3), 0)
             assert engine._place is not None
             os.kill(engine._place.pid, signal.SIGINT)
             await asyncio.sleep(0.5)
