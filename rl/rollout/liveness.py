@@ -20,6 +20,8 @@ bounded: a prefill of 16,384 tokens by 8 billion parameters is 0.3 PFLOP, less t
 LONG_STEP_LIMIT_S = 300.0
 """Likewise on a CPU, where such a step takes minutes, and anywhere until the first sample: kernels are compiled as
 they are first used."""
+COMMAND_LIMIT_S = 1800.0
+"""Of one command. Beginning an update is one, and waits for running requests; all others take minutes at most."""
 
 _TICK_S = 0.5
 
@@ -27,7 +29,7 @@ _TICK_S = 0.5
 class Probe:
     """Keeps asking an engine for its version. An error says that it died, a long silence that it hangs.
 
-    What a command overlapped says nothing, and commands themselves have no limit here.
+    What a command overlapped says nothing.
     """
 
     def __init__(self) -> None:
@@ -37,16 +39,18 @@ class Probe:
         self._asked_s = 0.0
         self._num_commands = 0
         self._commands_when_asked = 0
-        self._num_running = 0
+        self._running_since: dict[int, float] = {}
+        """By the number of the command."""
 
     @contextmanager
     def command(self) -> Iterator[None]:
         self._num_commands += 1
-        self._num_running += 1
+        number = self._num_commands
+        self._running_since[number] = time.monotonic()
         try:
             yield
         finally:
-            self._num_running -= 1
+            del self._running_since[number]
             self._asked_s = time.monotonic()  # what was asked before waited for the command
 
     @property
@@ -55,8 +59,11 @@ class Probe:
 
     def look_at(self, engine: RolloutEngine) -> EngineError | None:
         """What the last question brought to light; asks the next one."""
-        if self._num_running > 0:
-            return None
+        if self._running_since:
+            taken_s = time.monotonic() - min(self._running_since.values())
+            if taken_s < COMMAND_LIMIT_S:
+                return None
+            return EngineError(f"the engine has worked at one command for {taken_s:.0f} s: it hangs.")
         if self._answer is not None and not self._answer.done():
             silence_s = time.monotonic() - self._asked_s
             if silence_s < self.limit_s:

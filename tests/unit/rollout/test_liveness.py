@@ -73,6 +73,20 @@ async def test_a_command_may_take_longer_than_any_answer(monkeypatch: pytest.Mon
     assert probe.look_at(core) is not None
 
 
+async def test_a_command_that_never_ends_is_noticed_however_many_follow_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(liveness, "COMMAND_LIMIT_S", 0.2)
+    probe, core = probe_of(10.0, monkeypatch)
+    with probe.command():
+        for _ in range(3):
+            with probe.command():
+                await asyncio.sleep(0.05)
+            assert probe.look_at(core) is None
+        await asyncio.sleep(0.1)
+        with probe.command():
+            assert "one command" in str(probe.look_at(core))
+    assert probe.look_at(core) is None
+
+
 async def test_an_error_that_a_command_caused_is_no_death(monkeypatch: pytest.MonkeyPatch):
     probe, core = probe_of(10.0, monkeypatch)
     core.error = EngineError("asleep")
