@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 REQUIRED = {
-    "test_engine_contract": {"local", "remote", "vllm"},
+    "test_engine_contract": {"local", "remote", "replicas", "sglang", "vllm"},
     "test_trainer_contract": {"fsdp_one_rank", "fsdp_two_ranks", "megatron_one_rank"},
     "test_logger_contract": {"jsonl", "wandb"},
 }
@@ -21,6 +21,7 @@ REQUIRED = {
 
 NOT_APPLICABLE = {
     ("local", "the_death_of_its_process_reaches_every_waiting_call"),  # it lives in the caller's process
+    ("replicas", "the_death_of_its_process_reaches_every_waiting_call"),  # it goes on: test_replicas.py
 }
 """(implementation, case) that have no meaning."""
 

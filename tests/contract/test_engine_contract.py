@@ -41,7 +41,8 @@ Weights = list[tuple[str, torch.Tensor]]
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 SGLANG = pytest.param("sglang", marks=pytest.mark.sglang)
 REMOTE = pytest.param("remote", marks=pytest.mark.slow)
-ENGINES = ["local", REMOTE, VLLM, SGLANG]
+REPLICAS = pytest.param("replicas", marks=pytest.mark.slow)
+ENGINES = ["local", REMOTE, REPLICAS, VLLM, SGLANG]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """The suite is the same on both."""
@@ -49,7 +50,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = Dtype.float32 if DEVICE == "cpu" else Dtype.bfloat16
 """Of vLLM and SGLang; some kernels of theirs have no other on a GPU."""
 
-ATOL = {"local": 1e-5, "remote": 1e-5, "vllm": 2e-5, "sglang": 2e-5}
+ATOL = {"local": 1e-5, "remote": 1e-5, "replicas": 1e-5, "vllm": 2e-5, "sglang": 2e-5}
 """Against the model in fp32. Engines add up in another order."""
 BF16_ATOL = 0.25
 """Weights and activations with 8 bits; the models of the suite differ from each other by several nats."""
@@ -86,6 +87,16 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
         from rl.rollout.remote import RemoteEngine
 
         return RemoteEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=folder, device=DEVICE)
+    if kind == "replicas":
+        from rl.rollout.remote import RemoteEngine
+        from rl.rollout.replicas import ReplicaSet
+
+        config = LocalRolloutConfig(dtype=Dtype.float32)
+        return ReplicaSet(
+            lambda _: RemoteEngine(config, model_folder=folder, device=DEVICE),
+            2,
+            num_groups=1 if DEVICE == "cuda" else 2,
+        )
     if kind == "vllm":
         from rl.rollout.vllm_engine import VLLMEngine
 
@@ -107,7 +118,7 @@ class Session(EngineSession):
     def __init__(self, kind: str, folder: Path) -> None:
         super().__init__(new_engine(kind, folder))
         self.kind = kind
-        is_exact = DEVICE == "cpu" or kind in ("local", "remote")
+        is_exact = DEVICE == "cpu" or kind in ("local", "remote", "replicas")
         self.atol = (ATOL[kind] if DEVICE == "cpu" else 1e-4) if is_exact else BF16_ATOL
         self.version_at_start = self.run(self.engine.policy_version())
         self.refusal_at_start = self.error_of(sample(self.engine))
@@ -122,8 +133,8 @@ class Session(EngineSession):
     @property
     def pid(self) -> int:
         """Of the engine's own process."""
-        if self.kind == "remote":
-            return self.engine._place.pid
+        if self.kind in ("remote", "replicas"):
+            return (self.engine if self.kind == "remote" else self.engine._members[0].engine)._place.pid
         return self.engine._sampler._core._processes[0].pid if self.kind == "vllm" else self.engine._sampler._pid
 
 
@@ -135,7 +146,7 @@ def ray_ends_with_the_module() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Session]:
-    if request.param == "remote":
+    if request.param in ("remote", "replicas"):
         ensure_ray()  # its own shared memory lives as long as the module
     before = shared_memory()
     session = Session(request.param, folders[0])
