@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import Dtype, LocalRolloutConfig
 from rl.protocols import EngineError
+from rl.rollout.decoding import SampleRequest
 from rl.rollout.local_engine import LocalEngine, empty_model, end_tokens
+from rl.rollout.sampler import Part
 from rl.types import Prompt, Rollout, Sampling
 from tests.engine_use import logprobs_of, publish, sample_group
 from tests.tiny_models import write_char_tokenizer
@@ -280,6 +284,28 @@ def test_ends_of_text_and_padding_inside_a_prompt_are_tokens_as_any_other(tiny_q
         assert_logprobs_of(model, rollouts)
 
     asyncio.run(run())
+
+
+def test_neither_publishes_nor_samples_leave_anything_behind(tiny_qwen3: Path):
+    async def run() -> list[Counter[type]]:
+        model = AutoModelForCausalLM.from_pretrained(tiny_qwen3)
+        counts = []
+        async with engine_on(tiny_qwen3) as engine:
+            for version in range(1, 9):
+                await publish(engine, model, version)
+                await asyncio.gather(*(sample(engine, prompt_of(5 + g), n=4, group_id=g) for g in range(3)))
+                leaving: Any = engine.generate(prompt_of(5), group_id=9, n=4, sampling=SAMPLING)
+                await anext(leaving)
+                await leaving.aclose()
+                await asyncio.wait_for(engine._idle.wait(), 10)
+                gc.collect()
+                counts.append(Counter(type(thing) for thing in gc.get_objects()))
+        return counts
+
+    counts = asyncio.run(run())
+    assert counts[2][torch.nn.Parameter] > 0
+    for kind in (torch.Tensor, torch.nn.Parameter, Part, SampleRequest, asyncio.Queue, asyncio.Task):
+        assert counts[-1][kind] <= counts[2][kind], f"{kind.__name__} objects gather"
 
 
 def test_images_are_refused(tiny_qwen3: Path):
