@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rl.canary import Canary
@@ -91,48 +92,52 @@ async def fit(run: Run) -> None:
     if progress.step == 0 and cadence.evaluate_at_start:
         run.log.log(await evaluation_metrics(run), step=0)
     saved_step = progress.step
-    clock = _Clock()
     await run.canary.watch(progress.policy_version)
-    async with run.canary, run.stream:
+    async with run.canary, run.stream, _Rows(run.log) as rows:
         while progress.step < cadence.total_steps:
-            with clock.phase("wait_for_batch"):
+            with rows.clock.phase("wait_for_batch"):
                 groups = await _next_batch_or_stop(run)
             if groups is None:
                 break
-            await _step(run, groups, clock)
+            await _step(run, groups, rows)
             if _is_due(progress.step, cadence.checkpoint_every) or progress.step == cadence.total_steps:
-                with clock.phase("checkpoint"):
+                await rows.settle()
+                with rows.clock.phase("checkpoint"):
                     await save_checkpoint(run)
                 saved_step = progress.step
             if progress.unpublished_steps == 0:
                 run.stream.release()
+        await rows.settle()
         if progress.step > saved_step:
             await save_checkpoint(run)
 
 
-async def _step(run: Run, groups: list[RolloutGroup], clock: _Clock) -> None:
+async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     """Trains on one batch, publishes and evaluates when due, and logs the row."""
-    progress, cadence = run.progress, run.cadence
+    progress, cadence, clock = run.progress, run.cadence, rows.clock
     with clock.phase("pack"):
         batch = run.pack(groups, progress.policy_version)
     assert batch.metrics["staleness/max"] <= run.staleness_bound, "admission let a group become too stale"
     with clock.phase("canary"):
         await run.canary.settle()
     with clock.phase("residency"):
-        done = await _take_devices(run, batch, groups, clock)
+        done = await _take_devices(run, batch, groups, rows)
     metrics: dict[str, Any] = {}
+    evaluation: asyncio.Task[dict[str, float]] | None = None
     is_last = progress.step == cadence.total_steps
     if done.has_published and not is_last:  # nobody would come back to the last answers
         await run.canary.watch(progress.policy_version)
     if _is_due(progress.step, cadence.evaluate_every) or (is_last and cadence.evaluate_at_end):
-        with clock.phase("eval"):
-            metrics |= await evaluation_metrics(run)
+        evaluation = asyncio.create_task(evaluation_metrics(run))
+        if is_last or not run.placement.samples_while_training:
+            with clock.phase("eval"):
+                metrics |= await evaluation
+            evaluation = None
     metrics["engine/policy_version"] = await run.engine.policy_version()
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, batch, done) | run.canary.metrics()
     metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=batch)
-    run.log.log(metrics, step=progress.step)
-    run.log.log_rollouts(groups, step=progress.step)
+    rows.add(_Row(progress.step, metrics, groups), evaluation)
 
 
 @dataclass(slots=True)
@@ -147,35 +152,38 @@ class _Trained:
     """Until the engine's requests had finished or stopped, so that it could be published to."""
 
 
-async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup], clock: _Clock) -> _Trained:
+async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
     """One residency, or two where the first only repairs what the canary found."""
+    clock = rows.clock
     async with run.placement.training() as residency:
         with clock.phase("canary"):
             trip = await run.canary.check()
         if trip is None:
-            return await _train(run, residency, batch, groups, clock)
+            return await _train(run, residency, batch, groups, rows)
+        await rows.settle()
         with clock.phase("publish"):
             repair = await _publish(run, residency, run.progress.policy_version)
     with clock.phase("canary"):
         await run.canary.report(trip)
     async with run.placement.training() as residency:
-        done = await _train(run, residency, batch, groups, clock)
+        done = await _train(run, residency, batch, groups, rows)
     done.published_bytes += repair.num_bytes
     done.pause_s += repair.pause_s
     return done
 
 
 async def _train(
-    run: Run, residency: Residency, batch: TrainBatch, groups: list[RolloutGroup], clock: _Clock
+    run: Run, residency: Residency, batch: TrainBatch, groups: list[RolloutGroup], rows: _Rows
 ) -> _Trained:
     """The optimizer's part of a step, and the publish when it is due."""
-    progress, cadence = run.progress, run.cadence
+    progress, cadence, clock = run.progress, run.cadence, rows.clock
     busy_before = run.stream.busy_s()
     with clock.phase("train"):
         stats = await run.trainer.step(batch)
     done = _Trained(stats, overlap_s=run.stream.busy_s() - busy_before)
     _advance(progress, groups)
     if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
+        await rows.settle()
         with clock.phase("publish"):
             published = await _publish(run, residency, progress.policy_version + 1)
         progress.policy_version, progress.unpublished_steps = published.version, 0
@@ -224,9 +232,11 @@ def _resident_gib() -> float:
 
 
 async def evaluation_metrics(run: Run) -> dict[str, float]:
-    """One row's worth of evaluation on the version that the engine holds."""
+    """One row's worth of evaluation on the version that the engine holds, and that no publish may change meanwhile."""
+    version = run.progress.policy_version
     metrics: dict[str, float] = {}
     for result in await run.evaluator.evaluate(run.engine, step=run.progress.step):
+        assert result.policy_version == version, f"{result.key} is of version {result.policy_version}, not {version}"
         metrics[result.key] = result.value
         metrics[f"{result.key}/stderr"] = result.stderr
         metrics[f"eval/{result.benchmark}/truncated_fraction"] = result.truncated_fraction
@@ -258,6 +268,67 @@ async def _next_batch_or_stop(run: Run) -> list[RolloutGroup] | None:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """Of one finished step."""
+
+    step: int
+    metrics: dict[str, Any]
+    groups: list[RolloutGroup]
+
+
+class _Rows:
+    """The log's rows, in order. While an evaluation goes on beside training, its row and those after it wait for it.
+
+    `settle` before every publish, so that an evaluation is of one version, and before every checkpoint.
+    """
+
+    def __init__(self, log: RunLogger) -> None:
+        self.clock = _Clock()
+        self._log = log
+        self._waiting: list[_Row] = []
+        self._evaluation: asyncio.Task[dict[str, float]] | None = None
+        """Of the first row that waits."""
+
+    async def __aenter__(self) -> _Rows:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After an error the rows that wait are written without the evaluation."""
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            evaluation.cancel()
+            await asyncio.gather(evaluation, return_exceptions=True)
+        self._write()
+
+    def add(self, row: _Row, evaluation: asyncio.Task[dict[str, float]] | None) -> None:
+        """`evaluation`: one that has begun and belongs in this row."""
+        assert evaluation is None or self._evaluation is None, "a publish, and so settle, comes between two evaluations"
+        self._waiting.append(row)
+        if evaluation is not None:
+            self._evaluation = evaluation
+        elif self._evaluation is None or self._evaluation.done():
+            self._write()
+
+    async def settle(self) -> None:
+        """Waits for the evaluation, if one is going on."""
+        if self._evaluation is not None:
+            with self.clock.phase("eval"):
+                await asyncio.wait({self._evaluation})
+            self._write()
+
+    def _write(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            self._waiting[0].metrics |= evaluation.result()
+        for row in self._waiting:
+            self._log.log(row.metrics, step=row.step)
+            self._log.log_rollouts(row.groups, step=row.step)
+        self._waiting.clear()
 
 
 class _Clock:

@@ -138,6 +138,8 @@ class PauseMode(StrEnum):
     KEEP = "keep"
     """They stop, keep their tokens, and go on from there when the engine resumes, on whatever weights it then has."""
     ABORT = "abort"
+    """They end: each is yielded with the tokens it has and `FinishReason.ABORT`; one without tokens starts anew."""
+    RESTART = "restart"
     """They stop, lose their tokens, and start anew, whole and with the same seed, when the engine resumes."""
 
 
@@ -332,6 +334,9 @@ class Residency(Protocol):
 
 class Placement(Protocol):
     """Which devices do what, and who holds them when. Knows no algorithm."""
+
+    samples_while_training: bool
+    """False: inside `training()` the engine sleeps, and no request may run."""
 
     async def start(self) -> None:
         """Starts trainer and engine and publishes version 0 weights nowhere: the loop does that."""

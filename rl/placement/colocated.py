@@ -13,6 +13,8 @@ from rl.weights.publish import publish_weights
 
 
 class Colocated:
+    samples_while_training = False
+
     def __init__(self, config: ColocatedConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
         del config
         self._trainer, self._engine = trainer, engine

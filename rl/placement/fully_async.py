@@ -23,6 +23,8 @@ PAUSE_MODES = {
 class FullyAsync:
     """Neither waits for the other, except at a publish, whose pause of the engine `in_flight` chooses."""
 
+    samples_while_training = True
+
     def __init__(self, config: FullyAsyncConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
         self._pause_mode = PAUSE_MODES[config.in_flight]
         self._trainer, self._engine = trainer, engine

@@ -32,13 +32,25 @@ from rl.rollout.engine import Engine
 from rl.rollout.sampler import Outcome, Part, Sampled, part_seed
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import pack
-from rl.types import EvalSet, FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling, StepStats
+from rl.types import (
+    EvalResult,
+    EvalSet,
+    FinishReason,
+    Prompt,
+    Reward,
+    RewardError,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    StepStats,
+)
 from tests.simulated_time import simulate
 
 P, G = 8, 2
 MODES = list(InFlight)
 TRAIN_S, SEND_S = 3.0, 0.5
 LONGEST = 200
+EVAL = "eval/timed/greedy"
 
 
 def length_of(group_id: int, index: int) -> int:
@@ -169,30 +181,36 @@ class Dropping(GRPO):
 
 
 class Evaluation:
-    """Asks for a few answers, as an evaluator does, and notes which weights gave them."""
+    """Asks for a few answers, as an evaluator does, and reports which weights gave them."""
 
     def __init__(self) -> None:
-        self.versions: list[set[int]] = []
+        self.seconds = 0.0
+        self.fails_at: int | None = None
 
-    async def evaluate(self, engine: Any, *, step: int) -> list[Any]:
+    async def evaluate(self, engine: Any, *, step: int) -> list[EvalResult]:
+        began = asyncio.get_running_loop().time()
         sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST, seed=1)
         rollouts = []
         for index in range(4):
             prompt = EvenAndOdd().prompt(0, index)
             rollouts += [r async for r in engine.generate(prompt, group_id=index, n=G, sampling=sampling)]
-        self.versions.append({int(v) for r in rollouts for v in r.policy_versions[r.loss_mask]})
-        return []
+        if step == self.fails_at:
+            raise RewardError("no grade")
+        (version,) = {int(v) for r in rollouts for v in r.policy_versions[r.loss_mask]}
+        self.seconds += asyncio.get_running_loop().time() - began
+        return [EvalResult("timed", "greedy", step / 100, 0.0, 4, G, sampling, version, 0.0)]
 
 
 class Rows:
     def __init__(self) -> None:
+        self.steps: list[int] = []
         self.rows: list[Mapping[str, float]] = []
         self.groups: list[RolloutGroup] = []
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         assert unlisted(metrics) == []
-        if step > 0:
-            self.rows.append(metrics)
+        self.steps.append(step)
+        self.rows.append(metrics)
 
     def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None:
         self.groups += groups
@@ -247,25 +265,21 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
     )
 
 
-def fitted(
-    in_flight: InFlight,
-    *,
-    steps: int = 60,
-    max_staleness: float = 1.0,
-    publish_every: int = 1,
-    window: int | None = None,
-    evaluate_every: int = 0,
-) -> tuple[Run, Any, float]:
-    """(run, its log, simulated seconds)."""
-    placement = FullyAsyncConfig(max_staleness=max_staleness, publish_every=publish_every, in_flight=in_flight)
-    config = RunConfig(
+def config_of(
+    in_flight: InFlight, *, max_staleness: float = 1.0, publish_every: int = 1, window: int | None = None
+) -> RunConfig:
+    return RunConfig(
         algorithm=GRPOConfig(prompts_per_step=P, group_size=G),
-        placement=placement,
+        placement=FullyAsyncConfig(max_staleness=max_staleness, publish_every=publish_every, in_flight=in_flight),
         stream=StreamConfig(window=window),
     )
 
+
+def fitted(in_flight: InFlight, *, steps: int = 60, evaluate_every: int = 0, **settings: Any) -> tuple[Run, Any, float]:
+    """(run, its log, simulated seconds)."""
+
     async def main() -> tuple[Run, Any, float]:
-        run = run_of(config, steps=steps, evaluate_every=evaluate_every)
+        run = run_of(config_of(in_flight, **settings), steps=steps, evaluate_every=evaluate_every)
         await fit(run)
         seconds = asyncio.get_running_loop().time()
         await run.placement.close()
@@ -327,9 +341,40 @@ def test_a_tail_holds_up_a_publish_that_lets_it_finish_and_no_other():
 
 @pytest.mark.parametrize("in_flight", MODES)
 def test_an_evaluation_is_of_one_version_and_whole(in_flight):
-    run, _, _ = fitted(in_flight, steps=20, evaluate_every=2)
+    """The loop asserts the version: a publish waits for the evaluation, whose answers it would change or cut."""
+    run, log, _ = fitted(in_flight, steps=24, publish_every=2, evaluate_every=4)
+    assert log.steps == list(range(1, 25))
+    assert {step: row[EVAL] for step, row in zip(log.steps, log.rows, strict=True) if EVAL in row} == {
+        step: step / 100 for step in range(4, 25, 4)
+    }
+    assert run.progress.policy_version == 12
+
+
+def test_training_goes_on_while_an_evaluation_runs():
+    """Requests do not slow each other down here, so what an evaluation costs is what training waits for it."""
+    seconds = {}
+    for evaluate_every in (0, 4):
+        run, _, seconds[evaluate_every] = fitted(
+            InFlight.continue_on_new_weights, steps=24, publish_every=4, evaluate_every=evaluate_every
+        )
     evaluator: Any = run.evaluator
-    assert evaluator.versions == [{version} for version in range(2, 21, 2)]
+    assert evaluator.seconds > 6 * 4 * TRAIN_S
+    assert seconds[4] - seconds[0] < 0.5 * evaluator.seconds
+
+
+def test_an_evaluation_that_fails_ends_the_run_and_no_row_is_lost():
+    async def main() -> Run:
+        config = config_of(InFlight.finish, publish_every=4)
+        run: Any = run_of(config, steps=24, evaluate_every=8)
+        run.evaluator.fails_at = 8
+        with pytest.raises(RewardError, match="no grade"):
+            await fit(run)
+        return run
+
+    log: Any = simulate(main()).log
+    assert log.steps == list(range(1, len(log.steps) + 1))
+    assert 8 <= len(log.steps) < 12  # before the next publish
+    assert not any(EVAL in row for row in log.rows)
 
 
 class Recorder:
