@@ -302,6 +302,22 @@ def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fr
     assert skipped <= set(after.state()["in_flight"])
 
 
+@pytest.mark.parametrize("max_staleness", [0.0, 1.0, 3.0])
+def test_a_restored_stream_admits_as_many_as_a_new_one_however_far_the_run_is(max_staleness):
+    """AReaL pull request 1345: after a resume the version counted as room, and 48 groups started where 8 may."""
+    config, engine = run_config(FullyAsyncConfig(max_staleness=max_staleness)), SimulatedEngine(exponential)
+    stream = stream_of(config, engine)
+    stream.restore({"next_index": 100 * P + 3, "in_flight": [5, 7, 9], "trained": 100 * P, "dropped": {}})
+
+    async def main() -> None:
+        async with stream:
+            await asyncio.sleep(1000)
+            assert engine.requests[:4] == [5, 7, 9, 100 * P + 3]
+            assert len(engine.requests) == stream.num_in_flight == config.max_admitted == (1 + max_staleness) * P
+
+    simulate(main())
+
+
 def test_a_state_survives_json_and_lists_what_was_in_flight_once():
     import json
 

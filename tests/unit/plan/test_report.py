@@ -30,6 +30,22 @@ def test_a_plan_of_one_engine_speaks_of_no_replicas(capsys: pytest.CaptureFixtur
     assert not [line for line in lines if "replica" in line]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["placement=fully_async"], "staleness at most 1; requests that run at a publish finish first"),
+        (
+            ["placement=fully_async", "placement.in_flight=abort"],
+            "staleness at most 1; requests that run at a publish start anew on the new weights",
+        ),
+        ([], "staleness at most 0"),
+    ],
+)
+def test_the_bound_and_what_a_publish_does_are_said(capsys: pytest.CaptureFixture[str], words, expected):
+    (line,) = [line for line in plan_of(capsys, *words) if "staleness" in line]
+    assert line.endswith(expected)
+
+
 def test_on_a_cpu_they_share_its_cores(capsys: pytest.CaptureFixture[str]):
     lines = plan_of(capsys, "backend.rollout.replicas=2")
     assert "2 engine(s): replicas 2 x replicas_per_device 1" in lines
