@@ -8,17 +8,20 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl import exit_codes
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
+from rl.faults import headline
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray
+from rl.protocols import RolloutStream
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked
 
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
     from rl.loop import Run
 
 log = logging.getLogger(__name__)
+
+STEP_GRACE_S = 5.0
+"""How long a step may still take once the stream has failed, and to let go once it is cancelled."""
+FAILED_CLOSE_S = 10.0
+"""How long the parts of a run that failed may take to close; then they are ended with this process."""
 
 
 def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> int:
@@ -50,9 +58,12 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
             print("\nstopped before the first step", file=sys.stderr)
             return exit_codes.INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, say it in one line and keep the rest
-            return _report_crash(error, run_folder)
+            exit_code = _report_crash(error, run_folder)
         finally:
             shutdown_ray()
+    if any(thread.name.startswith("trainer") for thread in threading.enumerate()):
+        os._exit(exit_code)  # a step that nobody waits for any more would keep the interpreter from its end
+    return exit_code
 
 
 def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, overrides: Sequence[str]) -> int:
@@ -89,10 +100,13 @@ async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
         return 0
     _stop_on_signals(run.stop)
     try:
-        await fit(run)
-    except BaseException:
+        await _end_with_stream(fit(run), run.stream)
+    except BaseException as error:
+        error.add_note(f"in step {run.progress.step + 1}")
         try:
-            await _close(run, failed=True)
+            await _close(run, failed=True, limit_s=FAILED_CLOSE_S)
+        except TimeoutError:
+            log.warning("the run's parts did not close in %.0f s and are ended", FAILED_CLOSE_S)
         except Exception:
             log.exception("closing failed too, after the error that ended the run")
         raise
@@ -104,12 +118,29 @@ async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
     return exit_codes.INTERRUPTED
 
 
-async def _close(run: Run, *, failed: bool) -> None:
+async def _end_with_stream(fit: Coroutine[Any, Any, None], stream: RolloutStream) -> None:
+    """`fit`, or the stream's error: the trainer may be in a step of many minutes."""
+    training, failure = asyncio.ensure_future(fit), asyncio.ensure_future(stream.failure())
+    try:
+        await asyncio.wait({training, failure}, return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            await asyncio.wait({training}, timeout=STEP_GRACE_S)
+        if training.done():
+            return training.result()
+        raise failure.result()
+    finally:
+        failure.cancel()
+        training.cancel()
+        await asyncio.wait({training}, timeout=STEP_GRACE_S)
+
+
+async def _close(run: Run, *, failed: bool, limit_s: float | None = None) -> None:
     """The table and the picture first: they need nothing of the engines, whose end may take a while."""
     try:
         run.log.close(failed=failed)
     finally:
-        await run.placement.close()
+        async with asyncio.timeout(limit_s):
+            await run.placement.close()
 
 
 def _evaluate(config: RunConfig, run_folder: Path) -> int:
@@ -195,10 +226,16 @@ def _resume_line(checkpoint: Checkpoint) -> str:
 def _report_crash(error: Exception, run_folder: Path) -> int:
     """One line for the terminal, the whole traceback for the folder, nothing secret in either."""
     text = mask_secrets("".join(traceback.format_exception(error)))
+    where = f" ({', '.join(notes)})" if (notes := getattr(error, "__notes__", [])) else ""
+    print(f"\nrl: the run failed{where}: {mask_secrets(headline(error))}", file=sys.stderr, flush=True)
     path = run_folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    path.write_text(text, encoding="utf-8")
-    print(f"\nrl: the run failed: {type(error).__name__}: {mask_secrets(str(error))}", file=sys.stderr)
-    print(f"    traceback: {path}\n    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as full:  # the disk that ended the run has no room for this either
+        print(f"{text}\n    {path} could not be written: {full}", file=sys.stderr)
+    else:
+        print(f"    traceback: {path}", file=sys.stderr)
+    print(f"    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
     return exit_codes.FAILED
 
 

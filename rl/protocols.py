@@ -370,6 +370,10 @@ class RolloutStream(Protocol):
         """Groups started, trained and dropped, for one row; asserts that they add up."""
         ...
 
+    async def failure(self) -> BaseException:
+        """Waits for an error that ends the stream. `next_batch` raises it too, but not during a long step."""
+        ...
+
     def busy_s(self) -> float:
         """Seconds so far in which the engine had at least one request of this stream."""
         ...

@@ -89,6 +89,7 @@ class GroupStream:
         """Group ids that a restored checkpoint had in flight, to be admitted first."""
         self._progress = asyncio.Event()
         self._error: BaseException | None = None
+        self._has_failed = asyncio.Event()
         self._last_reward_error: RewardError | None = None
         self._recent_failures: deque[bool] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
         self._is_open = False
@@ -191,6 +192,11 @@ class GroupStream:
             **{f"rollout/dropped/{reason}": float(count) for reason, count in dropped.items()},
         }
 
+    async def failure(self) -> BaseException:
+        await self._has_failed.wait()
+        assert self._error is not None
+        return self._error
+
     def busy_s(self) -> float:
         return self._busy.total_s()
 
@@ -246,12 +252,11 @@ class GroupStream:
         """Runs when a group's task ends, however it ends."""
         if done.cancelled():
             if self._is_open:
-                self._error = self._error or StreamError(f"group {slot.group_id} was cancelled from outside.")
-                self._progress.set()
+                self._fail(StreamError(f"group {slot.group_id} was cancelled from outside."))
             return
         error = done.exception()
         if error is not None:
-            self._error = self._error or error
+            self._fail(error)
         elif isinstance(result := done.result(), str):
             slot.drop_reason = result
             self.accounting.dropped[result] += 1
@@ -259,6 +264,12 @@ class GroupStream:
         else:
             slot.group = result
             self._recent_failures.append(False)
+        self._progress.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """The first error counts."""
+        self._error = self._error or error
+        self._has_failed.set()
         self._progress.set()
 
     def _raise_failure(self) -> None:

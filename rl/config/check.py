@@ -44,6 +44,7 @@ RANGES: tuple[Range, ...] = (
     ("backend.trainer.optimizer.grad_clip", lambda value: value is None or value > 0, "above 0, or null for none"),
     ("backend.trainer.max_tokens_per_micro_batch", POSITIVE, "at least 1"),
     ("backend.trainer.logprob_chunk_tokens", POSITIVE, "at least 1"),
+    ("backend.trainer.collective_timeout_s", POSITIVE, "above 0"),
     ("backend.rollout.max_num_seqs", POSITIVE, "at least 1"),
     ("backend.rollout.replicas", POSITIVE, "at least 1"),
     ("backend.rollout.replicas_per_device", lambda value: value is None or value > 0, "at least 1, or null for auto"),

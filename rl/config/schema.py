@@ -217,6 +217,9 @@ class TrainerConfig:
     """Recompute activations of each layer in the backward pass."""
     logprob_chunk_tokens: int = 2048
     """Positions whose logits exist at once: peak is chunk x vocabulary x 4 bytes."""
+    collective_timeout_s: float = 600.0
+    """How long ranks wait for one that does not come to a collective; then the run ends and names it. It must cover
+    what one rank may do longer than another: compile, or read weights from a slow disk."""
 
 
 @dataclass

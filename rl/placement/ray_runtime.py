@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rl.config.schema import ConfigError
+from rl.faults import classify, host_oom_kills
 
 OBJECT_STORE_BYTES = 2 * 2**30
 """At most. It holds a few buckets of weights and the rollouts on their way, and is mapped as it fills."""
+
+TAIL_LINES = 50
+"""Of a log, in the message about its process's death."""
 
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -105,6 +111,8 @@ class Place:
     pid: int
     log: str | None
     """File that it writes its errors to, if it is one."""
+    host_oom_kills: int | None
+    """As counted when it started."""
 
 
 def own_place() -> Place:
@@ -114,12 +122,53 @@ def own_place() -> Place:
     link = Path("/proc/self/fd/2")
     target = os.readlink(link) if link.exists() else ""
     log = target if os.path.isfile(target) else None
-    return Place(ray.get_runtime_context().get_node_id(), os.getpid(), log)
+    return Place(ray.get_runtime_context().get_node_id(), os.getpid(), log, host_oom_kills())
 
 
-def last_lines(log: str | None, count: int = 20) -> str:
+def is_here(place: Place) -> bool:
+    """Whether that actor's machine is this one."""
+    import ray
+
+    return place.node_id == ray.get_runtime_context().get_node_id()
+
+
+def end_process(actor: Any, place: Place | None) -> None:
+    """At once. Ray alone would ask the process to end itself, which one that hangs does not hear."""
+    import ray
+
+    if place is not None and is_here(place):
+        with suppress(ProcessLookupError):
+            os.kill(place.pid, signal.SIGKILL)
+    ray.kill(actor)
+
+
+def obituary(what: str, error: BaseException, place: Place | None) -> str:
+    """`what` failed, the class of the fault and the line that shows it; then the end of its log, if it is here.
+
+    Where the process has raised and not died, the end of what it raised instead.
+    """
+    from ray.exceptions import RayTaskError
+
+    log = None if place is None else place.log
+    has_host_killed = False
+    if place is not None and place.host_oom_kills is not None and is_here(place):
+        has_host_killed = (host_oom_kills() or 0) > place.host_oom_kills
+    fault = classify(str(error), _tail(log), has_host_killed=has_host_killed)
+    if isinstance(error, RayTaskError):
+        raised = str(error).splitlines()[-TAIL_LINES:]
+        last = "\n".join(["last lines of what it raised:", *(f"  {line}" for line in raised)])
+    else:
+        last = last_lines(log)
+    return "\n".join(part for part in (f"{what}: {fault}", last) if part)
+
+
+def last_lines(log: str | None, count: int = TAIL_LINES) -> str:
     """The end of an actor's log, for the message about its death; empty where the file is not on this machine."""
+    lines = _tail(log, count)
+    return "\n".join([f"last lines of {log}:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _tail(log: str | None, count: int = TAIL_LINES) -> list[str]:
     if log is None or not os.path.isfile(log):
-        return ""
-    lines = Path(log).read_text(errors="replace").splitlines()[-count:]
-    return "\n".join([f"last lines of {log}:", *(f"  {line}" for line in lines)])
+        return []
+    return Path(log).read_text(errors="replace").splitlines()[-count:]

@@ -14,17 +14,24 @@ import asyncio
 import functools
 import itertools
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
-from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
+from rl.placement.ray_runtime import (
+    Place,
+    actor_env,
+    end_process,
+    ensure_ray,
+    is_here,
+    last_lines,
+    obituary,
+    own_place,
+)
 from rl.protocols import (
     Bucket,
     EngineCapabilities,
@@ -281,7 +288,7 @@ class RemoteEngine:
         if self._death is None:
             log = "" if self._place is None else last_lines(self._place.log)
             self._fail("\n".join(line for line in (f"{self._process} was killed: {reason}", log) if line))
-            self._end_process()
+            end_process(self._actor, self._place)
 
     async def _watch(self) -> None:
         while self._death is None:
@@ -365,7 +372,7 @@ class RemoteEngine:
         except RayActorError:
             pass  # it is dead, and its number may be another process's by now
         except (RayError, TimeoutError):
-            self._end_process()  # it does not close, or hangs
+            end_process(self._actor, self._place)  # it does not close, or hangs
         ray.kill(self._actor)
         self._actor = None
         if (pid := self._local_pid()) is not None:
@@ -373,19 +380,7 @@ class RemoteEngine:
 
     def _local_pid(self) -> int | None:
         """None: not started, or on another machine."""
-        import ray
-
-        is_here = self._place is not None and self._place.node_id == ray.get_runtime_context().get_node_id()
-        return self._place.pid if self._place is not None and is_here else None
-
-    def _end_process(self) -> None:
-        """Ray asks the process to end itself, which one that hangs does not hear."""
-        import ray
-
-        if (pid := self._local_pid()) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        ray.kill(self._actor)
+        return self._place.pid if self._place is not None and is_here(self._place) else None
 
     async def _command(self, method: str) -> Any:
         self._check_running()
@@ -413,16 +408,13 @@ class RemoteEngine:
                 ray.cancel(reference)
             raise
         except RayError as error:
-            raise EngineError(f"the rollout engine failed in {what}: {error}") from error
+            raise EngineError(obituary(f"{self._process} failed in {what}", error, self._place)) from error
         if isinstance(result, EngineError | ConfigError):
             raise result
         return result
 
     def _obituary(self, what: str, error: Exception) -> str:
-        place = self._place
-        reason = next((line.strip() for line in str(error).splitlines() if "exit" in line.lower()), "")
-        log = "" if place is None else last_lines(place.log)
-        return "\n".join(line for line in (f"{self._process} died during {what}.", reason, log) if line)
+        return obituary(f"{self._process} died during {what}", error, self._place)
 
     @property
     def _process(self) -> str:

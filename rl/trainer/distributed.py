@@ -9,15 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Of one collective; the first one of a step waits for ranks that are still compiling or loading."""
 
-
-def join_ranks(*, device: str, rank: int, num_ranks: int, store: str | None) -> torch.device:
+def join_ranks(
+    *, device: str, rank: int, num_ranks: int, store: str | None, collective_timeout_s: float
+) -> torch.device:
     """Makes the default process group, if there is none yet, and returns this rank's device.
 
     `store` is the `host:port` of a TCPStore that someone else holds; None is for a single rank.
     """
+    timeout = timedelta(seconds=collective_timeout_s)
     own = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, num_ranks), "another process group is in the way"
@@ -28,7 +28,7 @@ def join_ranks(*, device: str, rank: int, num_ranks: int, store: str | None) -> 
     else:
         host, _, port = store.rpartition(":")
         held = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host, int(port), num_ranks, is_master=False, timeout=COLLECTIVE_TIMEOUT
+            host, int(port), num_ranks, is_master=False, timeout=timeout
         )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(
@@ -36,7 +36,7 @@ def join_ranks(*, device: str, rank: int, num_ranks: int, store: str | None) -> 
         store=held,
         rank=rank,
         world_size=num_ranks,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timeout,
         device_id=own if device == "cuda" else None,
     )
     atexit.register(leave_ranks)

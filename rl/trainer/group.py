@@ -8,13 +8,15 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
-from rl.placement.ray_runtime import Place, actor_env, ensure_ray, last_lines, own_place
+from rl.faults import FaultClass, classify
+from rl.placement.ray_runtime import Place, actor_env, end_process, ensure_ray, obituary, own_place
 from rl.protocols import Bucket, TrainerRank, UpdateManifest
 from rl.trainer.packing import pack_to_score
+from rl.trainer.phases import enter_phase, last_phase, record_phases
 from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 
 START_TIMEOUT_S = 600.0
@@ -117,7 +119,10 @@ class _RankHost:
         self._store: Any = None
 
     def where(self) -> Place:
-        return own_place()
+        place = own_place()
+        if (path := _phase_file(place)) is not None:
+            record_phases(path)
+        return place
 
     def open_store(self, *, num_ranks: int, one_node: bool) -> str:
         """Serves the ranks' meeting point on a free port, and gives its address."""
@@ -137,6 +142,12 @@ class _RankHost:
         self._rank = build(config, **arguments)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        enter_phase(method)
+        result = self._call(method, arguments)
+        enter_phase(f"idle after {method}")
+        return result
+
+    def _call(self, method: str, arguments: Sequence[Any]) -> Any:
         if method == "open_buckets":
             self._buckets = iter(self._built.buckets())
             return None
@@ -226,7 +237,6 @@ class _Actors:
 
     async def _gather(self, method: str, references: list[Any], timeout_s: float | None) -> list[Any]:
         """All results, or the error of the first rank that fails: nobody waits for ranks that wait for a dead one."""
-        from ray.exceptions import RayError
 
         tasks = [asyncio.ensure_future(_result_of(reference)) for reference in references]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION, timeout=timeout_s)
@@ -234,31 +244,48 @@ class _Actors:
             # A survivor may notice the broken connection before Ray notices the death behind it.
             late, pending = await asyncio.wait(pending, timeout=ROOT_CAUSE_WAIT_S)
             done |= late
-        failed = [(rank, task.exception()) for rank, task in enumerate(tasks) if task in done and task.exception()]
+        failed = [(rank, error) for rank, task in enumerate(tasks) if task in done and (error := task.exception())]
         if not pending and not failed:
             return [task.result() for task in tasks]
         if not failed:
-            waiting = [rank for rank, task in enumerate(tasks) if task in pending]
+            waiting = [self._name(rank) + self._phase(rank) for rank, task in enumerate(tasks) if task in pending]
             self._end()
-            raise TrainerRankError(f"ranks {waiting} of the trainer did not finish {method} in {timeout_s:.0f} s")
-        rank, error = _root_cause(failed)
+            raise TrainerRankError(f"{', '.join(waiting)} of the trainer did not finish {method} in {timeout_s:.0f} s")
         for task in pending:
             task.cancel()
-        tail = last_lines(self._places[rank].log) if self._places else ""
-        self._end()
-        assert error is not None
+        rank, error = _root_cause(failed)
+        try:
+            self._raise(method, rank, error, silent=[rank for rank, task in enumerate(tasks) if task in pending])
+        finally:
+            self._end()
+
+    def _raise(self, method: str, rank: int, error: BaseException, *, silent: list[int]) -> NoReturn:
+        """`silent` are the ranks that have neither failed nor finished."""
+        from ray.exceptions import RayError
+
         if isinstance(cause := getattr(error, "cause", None), ConfigError):
             raise cause from error
         if not isinstance(error, RayError):
             raise error
-        pid = f" (pid {self._places[rank].pid})" if self._places else ""
-        raise TrainerRankError(f"rank {rank}{pid} of the trainer failed in {method}: {error}\n{tail}") from error
+        place = self._places[rank] if self._places else None
+        text = obituary(f"{self._name(rank)} of the trainer failed in {method}{self._phase(rank)}", error, place)
+        if silent and FaultClass.COLLECTIVE_TIMEOUT in text.partition("\n")[0]:
+            hanging = ", ".join(f"{self._name(rank)}{self._phase(rank)}" for rank in silent)
+            limit = f"backend.trainer.collective_timeout_s={self._config.collective_timeout_s:g}"
+            text = f"{hanging} of the trainer hangs in {method}: {FaultClass.COLLECTIVE_TIMEOUT}, {limit}\n{text}"
+        raise TrainerRankError(text) from error
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} (pid {self._places[rank].pid})" if self._places else f"rank {rank}"
+
+    def _phase(self, rank: int) -> str:
+        path = _phase_file(self._places[rank]) if self._places else None
+        phase = None if path is None else last_phase(path)
+        return "" if phase is None else f" (phase: {phase})"
 
     def _end(self) -> None:
-        import ray
-
-        for actor in self._actors:
-            ray.kill(actor)
+        for rank, actor in enumerate(self._actors):
+            end_process(actor, self._places[rank] if self._places else None)
         self._actors = []
 
     async def close(self) -> None:
@@ -271,8 +298,15 @@ async def _result_of(reference: Any) -> Any:
     return await reference
 
 
-def _root_cause(failed: list[tuple[int, BaseException | None]]) -> tuple[int, BaseException | None]:
-    """A dead rank explains a survivor's broken connection, not the other way round."""
+def _phase_file(place: Place) -> Path | None:
+    return None if place.log is None else Path(place.log).with_suffix(".phase")
+
+
+def _root_cause(failed: list[tuple[int, BaseException]]) -> tuple[int, BaseException]:
+    """A dead rank explains a survivor's broken connection, an error a wait that took too long; never the reverse."""
     from ray.exceptions import RayActorError
 
-    return next(((rank, error) for rank, error in failed if isinstance(error, RayActorError)), failed[0])
+    def is_consequence(error: BaseException) -> bool:
+        return classify(str(error)).fault_class in {FaultClass.PEER, FaultClass.COLLECTIVE_TIMEOUT}
+
+    return min(failed, key=lambda one: (not isinstance(one[1], RayActorError), is_consequence(one[1])))

@@ -24,6 +24,7 @@ from rl.protocols import MAX_LOG_RATIO, Algorithm, Bucket, LossInputs, TensorSpe
 from rl.trainer import checkpoint
 from rl.trainer.distributed import join_ranks
 from rl.trainer.metrics import StepMetrics
+from rl.trainer.phases import enter_phase
 from rl.trainer.schedule import lr_at
 from rl.types import FloatArray, MicroBatch, StepStats
 
@@ -66,7 +67,13 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         self.total_updates = total_updates
         self.num_updates_done = 0
         self.compute_dtype: torch.dtype = getattr(torch, config.compute_dtype.value)
-        self.device = join_ranks(device=device, rank=rank, num_ranks=num_ranks, store=store)
+        self.device = join_ranks(
+            device=device,
+            rank=rank,
+            num_ranks=num_ranks,
+            store=store,
+            collective_timeout_s=config.collective_timeout_s,
+        )
         torch.manual_seed(seed + rank)
 
     def _make_optimizer(self) -> None:
@@ -120,6 +127,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
                 norm = self._update(lr)
             grad_norms.append(norm)
             skipped += not math.isfinite(norm)
+        enter_phase("metrics")
         values = metrics.reduced()
         values |= {"train/lr": lr, "train/skipped_updates": float(skipped)}
         if grad_norms:
@@ -218,6 +226,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
 
     @contextmanager
     def _timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:
+        enter_phase(phase)
         begin = time.perf_counter()
         yield
         if self.device.type == "cuda":

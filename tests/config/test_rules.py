@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "stream.stall_timeout_s": ([0.0], [0.1]),
     "evaluation.every": ([-1], [0]),
     "checkpoint.every": ([-1], [0]),
+    "backend.trainer.collective_timeout_s": ([0], [0.5]),
     "checkpoint.keep_last": ([0], [1]),
     "canary.every": ([-1], [0]),
     "canary.prompts": ([0], [1]),

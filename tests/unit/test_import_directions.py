@@ -26,7 +26,7 @@ THIRD_PARTY = {
 
 CONFIG_DOOR = {"rl.config.schema", "rl.config.build"}
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
-BASE = {"rl.types", "rl.protocols"} | CONFIG_DOOR
+BASE = {"rl.types", "rl.protocols", "rl.faults"} | CONFIG_DOOR
 
 PARTS = {
     "algorithms": set(),
@@ -45,6 +45,7 @@ MODULES = {
     "rl.types": set(),
     "rl.protocols": {"rl.types"},
     "rl.config.schema": set(),
+    "rl.faults": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary"},
