@@ -11,10 +11,11 @@ from typing import Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build
-from rl.config.replicas import engine_config, replicas_of
+from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig
 from rl.evaluation.evaluator import TaskEvaluator
 from rl.loggers.fanout import RunLog
+from rl.loggers.jsonl import read_metrics
 from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
@@ -24,6 +25,9 @@ from rl.tasks.base import sampling_of
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
+
+CHECKPOINT_BYTES_PER_PARAM = 12
+"""fp32 weights and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def assemble(
             resume_step=_resume_step(run_folder, checkpoint),
         ),
         canary=_canary(config, task, trainer=trainer, engine=engine),
-        checkpoints=Checkpoints(run_folder, keep_last=config.checkpoint.keep_last),
+        checkpoints=_checkpoints(config, run_folder),
         pack=functools.partial(_pack, config, skip_zero_advantage=not algorithm.uses_reference),
         cadence=_cadence(config, total_steps),
         progress=progress,
@@ -177,6 +181,21 @@ def assemble(
         publish_timeout_s=config.stream.stall_timeout_s,
         restore_from=None if checkpoint is None else checkpoint.trainer_folder,
         checkpoint_facts=facts,
+    )
+
+
+def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:
+    metric = config.checkpoint.keep_best
+
+    def scores() -> dict[int, float]:
+        rows = [] if metric is None else read_metrics(run_folder / "metrics.jsonl")
+        return {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+
+    return Checkpoints(
+        run_folder,
+        keep_last=config.checkpoint.keep_last,
+        scores=scores,
+        first_bytes=CHECKPOINT_BYTES_PER_PARAM * (num_params(config) or 0),
     )
 
 

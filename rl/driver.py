@@ -214,13 +214,31 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _resume_line(checkpoint: Checkpoint) -> str:
-    stream = checkpoint.state["stream"]
-    dropped = sum(stream["dropped"].values())
-    again = len(stream["in_flight"])
-    return (
-        f"continuing from step {checkpoint.step}: of the first {stream['next_index']:,} groups {stream['trained']:,} "
-        f"are trained, {dropped:,} dropped and {again:,} start again"
+    """The proof that no prompt is trained on twice or skipped. Raises ConfigError if the numbers do not add up."""
+    stream, progress = checkpoint.state["stream"], checkpoint.state["progress"]
+    first, again = stream["next_index"], stream["in_flight"]
+    trained, dropped = stream["trained"], stream["dropped"]
+    num_dropped = sum(dropped.values())
+    reasons = f" ({', '.join(f'{reason} {count:,}' for reason, count in dropped.items())})" if dropped else ""
+    line = (
+        f"continuing from step {checkpoint.step}: trained {trained:,} + dropped {num_dropped:,}{reasons} + in flight "
+        f"{len(again):,}, which start again"
     )
+    problems = []
+    if trained + num_dropped + len(again) != first:
+        problems.append(f"these are not {first:,}, the prompts that were started")
+    if len(set(again)) != len(again):
+        problems.append("a group is in flight twice")
+    if any(not 0 <= group_id < first for group_id in again):
+        problems.append(f"a group in flight is not among the first {first:,}")
+    if trained != progress["prompts_trained"]:
+        problems.append(f"the optimizer has seen {progress['prompts_trained']:,} prompts")
+    if problems:
+        raise ConfigError(
+            f"{checkpoint.folder} cannot be continued from without training on prompts twice or skipping some: {line}, "
+            f"but {'; '.join(problems)}. Remove that folder to continue from an older checkpoint, if there is one."
+        )
+    return f"{line} = the first {first:,} prompts of the epoch order, none twice, none skipped"
 
 
 def _report_crash(error: Exception, run_folder: Path) -> int:

@@ -9,6 +9,7 @@ named `step-*` is complete, whenever the process was killed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ CHECKPOINT = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TRAINER = "trainer"
+WRITING = "writing-"
+DELETING = "deleting-"
 
 
 def create_run_folder(config: RunConfig) -> Path:
@@ -94,28 +97,75 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Older ones go only after a newer one is complete."""
+    """The checkpoints of one run. Older ones go only after a newer one is complete.
 
-    def __init__(self, run_folder: Path, *, keep_last: int) -> None:
+    `scores`, by step, says which one is the best and stays besides the `keep_last` newest; of equals it is the newest.
+    `first_bytes` is what the first is expected to take; later ones take what the newest does.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        *,
+        keep_last: int,
+        scores: Callable[[], Mapping[int, float]] = dict,
+        first_bytes: int = 0,
+    ) -> None:
         self._folder = run_folder / "checkpoints"
         self._keep_last = keep_last
+        self._scores = scores
+        self._first_bytes = first_bytes
 
     async def save(self, *, step: int, state: Mapping[str, Any], trainer: Trainer) -> None:
+        """Raises OSError(ENOSPC), before it writes where that can be foreseen, and leaves older ones whole."""
         self._folder.mkdir(exist_ok=True)
-        for unfinished in self._folder.glob("writing-*"):
-            shutil.rmtree(unfinished)
-        temporary = self._folder / f"writing-{step:06d}"
-        (temporary / TRAINER).mkdir(parents=True)
-        await trainer.save(temporary / TRAINER)
-        (temporary / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
-        await asyncio.to_thread(_write_manifest, temporary)  # reads every byte: the loop must go on meanwhile
-        temporary.rename(self._folder / f"step-{step:06d}")
+        self._clean_up()
+        self._check_room(step)
+        temporary = self._folder / f"{WRITING}{step:06d}"
+        try:
+            (temporary / TRAINER).mkdir(parents=True)
+            await trainer.save(temporary / TRAINER)
+            (temporary / STATE).write_text(json.dumps(dict(state)), encoding="utf-8")
+            await asyncio.to_thread(_write_manifest, temporary)  # reads every byte: the loop must go on meanwhile
+            temporary.rename(self._folder / f"step-{step:06d}")
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         _flush(self._folder)
-        for old in self._in_order()[: -self._keep_last]:
+        for old in self._superfluous():
             try:
-                shutil.rmtree(old)
+                old.rename(old.with_name(f"{DELETING}{old.name}"))  # so that one deleted in part is not taken for whole
             except OSError as error:
                 log.warning("the old checkpoint %s could not be deleted: %s", old, error)
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """What cannot be deleted is tried again at the next save."""
+        for leftover in [*self._folder.glob(f"{WRITING}*"), *self._folder.glob(f"{DELETING}*")]:
+            try:
+                shutil.rmtree(leftover)
+            except OSError as error:
+                log.warning("%s could not be deleted: %s", leftover, error)
+
+    def _check_room(self, step: int) -> None:
+        folders = self._in_order()
+        needed = _bytes_of(folders[-1]) if folders else self._first_bytes
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            kept = f"That of {folders[-1].name} is whole." if folders else "There is none yet."
+            raise OSError(
+                errno.ENOSPC,
+                f"No space left on device: the checkpoint of step {step} takes about {needed / 2**30:.3f} GiB and "
+                f"{free / 2**30:.3f} GiB are free. {kept} Make room, or lower checkpoint.keep_last",
+                str(self._folder),
+            )
+
+    def _superfluous(self) -> list[Path]:
+        folders = self._in_order()
+        scores = self._scores()
+        scored = [folder for folder in folders if _step_of(folder) in scores]
+        best = max(scored, key=lambda folder: (scores[_step_of(folder)], _step_of(folder)), default=None)
+        return [folder for folder in folders[: -self._keep_last] if folder != best]
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint. A damaged one is named and renamed, so that it is in nobody's way.
@@ -127,7 +177,7 @@ class Checkpoints:
             damage = _damage(folder)
             if damage is None:
                 state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-                return Checkpoint(folder, step=int(folder.name.removeprefix("step-")), state=state)
+                return Checkpoint(folder, _step_of(folder), state)
             aside = folder.with_name(f"damaged-{folder.name}-{time.time_ns()}")
             folder.rename(aside)
             print(f"checkpoint {folder} is damaged ({damage}): passed over and kept as {aside.name}", flush=True)
@@ -143,7 +193,15 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         found = [path for path in self._folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+        return sorted(found, key=_step_of)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _write_manifest(folder: Path) -> None:

@@ -92,6 +92,7 @@ def check_run_config(config: RunConfig) -> None:
     check_training_sampling(config)
     check_staleness(config)
     check_in_flight(config)
+    check_checkpoints(config)
     check_devices(config)
     check_algorithm(config)
     check_model(config)
@@ -177,6 +178,20 @@ def check_staleness(config: RunConfig) -> None:
         raise ConfigError(
             f"stream.window={config.window} is more than the {config.max_admitted} groups that are ever admitted. "
             "Raise placement.max_staleness, or lower the window."
+        )
+
+
+def check_checkpoints(config: RunConfig) -> None:
+    """A best evaluation can be kept only where a checkpoint is taken at its step."""
+    metric, every, evaluated = config.checkpoint.keep_best, config.checkpoint.every, config.evaluation.every
+    if metric is None:
+        return
+    if not metric.startswith("eval/"):
+        raise ConfigError(f"checkpoint.keep_best={metric} must be an evaluation's: eval/<benchmark>/<metric>.")
+    if every == 0 or evaluated == 0 or evaluated % every:
+        raise ConfigError(
+            f"checkpoint.keep_best={metric} needs a checkpoint at each evaluation: evaluation.every={evaluated} must "
+            f"be a multiple of checkpoint.every={every}, and neither 0."
         )
 
 

@@ -454,6 +454,9 @@ class CheckpointConfig:
     every: int = 0
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     keep_last: int = 2
+    keep_best: str | None = None
+    """Metric, for example eval/gsm8k/greedy, by whose highest value one more checkpoint is kept; of equals, the newest.
+    None: none."""
 
 
 @dataclass

@@ -134,6 +134,15 @@ def test_the_quickstart_obeys_every_rule():
         (["stream.window=63"], r"stream\.window=63 must be at least algorithm\.prompts_per_step=64"),
         (["stream.window=65"], r"stream\.window=65 is more than the 64 groups"),
         (["placement=fully_async", "stream.window=129"], r"stream\.window=129 is more than the 128 groups"),
+        (["checkpoint.keep_best=reward/mean"], r"checkpoint\.keep_best=reward/mean must be an evaluation's"),
+        (
+            ["checkpoint.keep_best=eval/arithmetic/greedy", "checkpoint.every=0"],
+            r"must be a multiple of checkpoint\.every=0",
+        ),
+        (
+            ["checkpoint.keep_best=eval/arithmetic/greedy", "checkpoint.every=20"],
+            r"evaluation\.every=50 must be a multiple of checkpoint\.every=20",
+        ),
         (["hardware.device=tpu"], r"hardware\.device=tpu must be cpu or cuda"),
         (["hardware=h200x1", "placement.trainer_ranks=2"], r"has 1 GPU\(s\) and this run needs 2: .*on the same"),
         (["hardware=h200x1", "placement=fully_async"], r"has 1 GPU\(s\) and this run needs 2: .*each on their own"),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,12 +58,107 @@ async def test_a_save_that_fails_leaves_the_older_checkpoint_and_nothing_that_lo
     await save(checkpoints, 3)
     with pytest.raises(OSError, match="No space left"):
         await checkpoints.save(step=6, state={}, trainer=trainer(fails=True))
-    assert names(tmp_path) == ["step-000003", "writing-000006"]
+    assert names(tmp_path) == ["step-000003"]
     newest = checkpoints.newest()
     assert newest is not None
     assert newest.step == 3
     await save(checkpoints, 6)
     assert names(tmp_path) == ["step-000006"]
+
+
+async def test_a_disk_that_fills_at_any_write_leaves_the_old_checkpoint_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Every call that takes room or changes a name fails once, in turn; the last round fails nowhere."""
+    calls = {"made": 0, "fails_at": -1}
+
+    def failing(original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls["made"] += 1
+            if calls["made"] == calls["fails_at"]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(*arguments, **options)
+
+        return call
+
+    for owner, name in ((Path, "write_text"), (Path, "write_bytes"), (Path, "mkdir"), (Path, "rename"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
+    num_failed = 0
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        os.makedirs(folder)
+        checkpoints = Checkpoints(folder, keep_last=1)
+        calls["fails_at"] = -1
+        await save(checkpoints, 3)
+        calls.update(made=0, fails_at=number)
+        try:
+            await save(checkpoints, 6)
+        except OSError:
+            num_failed += 1
+        has_failed = calls["made"] >= number
+        calls["fails_at"] = -1
+        newest = Checkpoints(folder, keep_last=1).newest()
+        assert newest is not None and (newest.trainer_folder / "weights.bin").read_bytes() == b"weights"
+        if not has_failed:
+            break
+        await save(checkpoints, 9)
+        assert names(folder) == ["step-000009"]
+    assert num_failed >= 8 and not has_failed and newest.step == 6
+
+
+async def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoints = Checkpoints(tmp_path, keep_last=1, first_bytes=1)
+    await save(checkpoints, 3)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=size - 1))
+    with pytest.raises(OSError, match=r"No space left on device.*checkpoint of step 6.*step-000003 is whole") as caught:
+        await save(checkpoints, 6)
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == ["step-000003"]
+    (tmp_path / "new").mkdir()
+    with pytest.raises(OSError, match="There is none yet"):
+        await save(Checkpoints(tmp_path / "new", keep_last=1, first_bytes=size), 6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=size))
+    await save(checkpoints, 6)
+
+
+async def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(path: Path, **_: Any) -> None:
+        raise OSError(errno.EBUSY, "in use", str(path))
+
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", refuse)
+        await save(checkpoints, 3, 6)
+    assert names(tmp_path) == ["deleting-step-000003", "step-000006"]
+    assert "deleting-step-000003 could not be deleted" in caplog.text
+    await save(checkpoints, 9)
+    assert names(tmp_path) == ["step-000009"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ({}, [4, 5]),
+        ({1: 0.9, 3: 0.5}, [1, 4, 5]),
+        ({1: 0.9, 2: 0.9, 3: 0.5}, [2, 4, 5]),
+        ({1: 0.2, 5: 0.2}, [4, 5]),
+        ({3: 0.1, 7: 0.9}, [3, 4, 5]),
+    ],
+)
+async def test_the_best_stays_besides_the_last_and_of_equals_the_newest(scores, kept, tmp_path: Path):
+    known: dict[int, float] = {}
+    checkpoints = Checkpoints(tmp_path, keep_last=2, scores=lambda: known)
+    for step in range(1, 6):
+        if step in scores:
+            known[step] = scores[step]
+        await save(checkpoints, step)
+    assert names(tmp_path) == [f"step-{step:06d}" for step in kept]
 
 
 async def test_damaged_checkpoints_are_set_aside_so_that_none_of_them_counts_as_kept(

@@ -1,0 +1,101 @@
+"""What the driver says and does when a run fails or continues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rl import driver
+from rl.config.schema import ConfigError
+from rl.driver import _end_with_stream, _report_crash, _resume_line
+from rl.protocols import RolloutStream
+from rl.run_folder import Checkpoint
+
+
+class FailingStream:
+    """Fails `after_s`; None: never. All that the driver asks of a stream."""
+
+    def __init__(self, after_s: float | None) -> None:
+        self.after_s = after_s
+
+    async def failure(self) -> BaseException:
+        await asyncio.sleep(3600 if self.after_s is None else self.after_s)
+        return RuntimeError("all engines died")
+
+
+def stream(after_s: float | None) -> RolloutStream:
+    return cast(RolloutStream, FailingStream(after_s))
+
+
+async def test_a_stream_that_fails_ends_the_run_in_the_middle_of_a_long_step(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(driver, "STEP_GRACE_S", 0.1)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="all engines died"):
+        await _end_with_stream(asyncio.sleep(3600), stream(0.05))
+    assert time.monotonic() - began < 5
+
+
+async def test_an_error_of_the_loop_itself_comes_first_and_a_run_that_ends_is_left_alone():
+    async def fails() -> None:
+        await asyncio.sleep(0.05)
+        raise ValueError("of the loop")
+
+    async def ends() -> None:
+        await asyncio.sleep(0.05)
+
+    with pytest.raises(ValueError, match="of the loop"):
+        await _end_with_stream(fails(), stream(0.01))
+    await _end_with_stream(ends(), stream(None))
+
+
+STATE = {"next_index": 10, "in_flight": [9, 4], "trained": 6, "dropped": {"filtered": 1, "reward_error": 1}}
+
+
+def checkpoint(prompts_trained: int = 6, **changes: Any) -> Checkpoint:
+    state = {"stream": {**STATE, **changes}, "progress": {"prompts_trained": prompts_trained}}
+    return Checkpoint(Path("/run/checkpoints/step-000003"), 3, state)
+
+
+def test_a_resumed_run_prints_that_nothing_is_lost_or_done_twice():
+    assert _resume_line(checkpoint()) == (
+        "continuing from step 3: trained 6 + dropped 2 (filtered 1, reward_error 1) + in flight 2, which start again = "
+        "the first 10 prompts of the epoch order, none twice, none skipped"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"next_index": 11}, "these are not 11, the prompts that were started"),
+        ({"dropped": {"filtered": 1}}, "these are not 10"),
+        ({"in_flight": [4, 4]}, "a group is in flight twice"),
+        ({"in_flight": [4, 10]}, "a group in flight is not among the first 10"),
+        ({"prompts_trained": 8}, "the optimizer has seen 8 prompts"),
+    ],
+)
+def test_a_checkpoint_whose_numbers_do_not_add_up_is_refused(changes: dict[str, Any], problem: str):
+    with pytest.raises(ConfigError, match=problem):
+        _resume_line(checkpoint(**changes))
+
+
+def test_a_crash_is_headed_by_its_class_and_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    error = OSError(28, "No space left on device", "/run/checkpoints")
+    error.add_note("in step 7")
+    assert _report_crash(error, tmp_path) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(
+        "\nrl: the run failed (in step 7): no space left on the disk: OSError: [Errno 28] No space left on device: "
+        "'/run/checkpoints'\n    traceback: "
+    )
+    assert f"rl resume={tmp_path}" in message
+    assert "No space left" in next(tmp_path.glob("crash-*.log")).read_text()
+
+
+def test_a_crash_report_that_cannot_be_written_goes_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert _report_crash(OSError(28, "No space left on device"), tmp_path / "absent") == 1
+    message = capsys.readouterr().err
+    assert "could not be written" in message and "OSError: [Errno 28]" in message
