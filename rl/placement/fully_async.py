@@ -15,7 +15,7 @@ from rl.weights.publish import publish_weights
 
 PAUSE_MODES = {
     InFlight.finish: PauseMode.WAIT,
-    InFlight.abort: PauseMode.ABORT,
+    InFlight.abort: PauseMode.RESTART,
     InFlight.continue_on_new_weights: PauseMode.KEEP,
 }
 

@@ -158,13 +158,14 @@ class Engine:
                 error = EngineError(f"{self._sampler.name} aborted a request of group {call.group_id} by itself.")
                 call.results.put_nowait(error)
                 return
-            if sample.num_tokens < call.sampling.max_new_tokens:
-                if mode is PauseMode.ABORT:
+            if sample.num_tokens == call.sampling.max_new_tokens:
+                reason = FinishReason.LENGTH  # the abort came with its last token
+            elif mode is not PauseMode.ABORT or sample.num_tokens == 0:
+                if mode is PauseMode.RESTART:
                     sample.num_discarded += sample.num_tokens
                     sample.done.clear()
                 self._queued.append(sample)
                 return
-            reason = FinishReason.LENGTH  # the abort came with its last token
         sample.generation_s = time.monotonic() - sample.started
         call.results.put_nowait((sample, reason))
 
@@ -215,7 +216,7 @@ class Engine:
 
     async def pause(self, mode: PauseMode) -> None:
         self._check("pause")
-        self._is_paused = True
+        was_paused, self._is_paused = self._is_paused, True
         try:
             if mode is not PauseMode.WAIT:
                 for sample in self._running.values():
@@ -224,7 +225,7 @@ class Engine:
             await self._idle.wait()
             self._check_alive()
         except BaseException:
-            self._is_paused = False
+            self._is_paused = was_paused
             self._flush()
             raise
 

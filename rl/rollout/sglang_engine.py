@@ -142,6 +142,9 @@ class SGLangSampler:
                 connection.send([message for message in messages if message is not None])
             except OSError:  # the host is gone; the reader tells
                 return
+            except Exception as error:  # noqa: BLE001  # nothing would be sent any more, and everybody would wait
+                self._call_soon(self._die, f"a message to it could not be sent: {type(error).__name__}: {error}")
+                return
             if None in messages:
                 return
 

@@ -137,10 +137,15 @@ class Server:
     async def finish_update(self, version: int) -> None:
         await self._rpc("rl_check_weights")
         await self._end_session()
+        await self._flush_cache()
+        await self._rpc("rl_set_version", version=version)
+
+    async def _flush_cache(self) -> None:
         flushed = await self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)
         if not flushed.success:
-            raise EngineError(f"SGLang did not flush its cache of older weights. {flushed.message}")
-        await self._rpc("rl_set_version", version=version)
+            raise EngineError(
+                f"SGLang did not flush its cache: some request still holds a part of it. {flushed.message}"
+            )
 
     async def abort_update(self) -> None:
         if self._is_updating:
@@ -163,7 +168,7 @@ class Server:
     async def sleep(self) -> list[tuple[int, int, int]]:
         """(free before, free after, total) bytes of each worker's device."""
         before = await self._rpc("rl_free_memory")
-        await self._manager.flush_cache(timeout_s=FLUSH_TIMEOUT_S)  # waits until the scheduler is idle: it dies if not
+        await self._flush_cache()  # waits until the scheduler is idle: it dies if it is not
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=None), None)
         after = await self._rpc("rl_free_memory")
         return [(free, freed, total) for (free, total), (freed, _) in zip(before, after, strict=True)]

@@ -614,16 +614,32 @@ def test_a_pause_that_keeps_requests_loses_no_token_and_no_budget(session: Sessi
     assert any(rollout.is_truncated for rollout in rollouts)
 
 
-def test_a_pause_that_aborts_starts_what_runs_anew_whole_on_the_new_weights(session: Session, models: list[Any]):
-    async def abort_and_update() -> list[Rollout]:
+def test_a_pause_that_aborts_yields_every_token_sampled_so_far(session: Session, models: list[Any]):
+    async def abort() -> list[Rollout]:
         running = await begin(session.engine)
         await session.engine.pause(PauseMode.ABORT)
+        await session.engine.resume()
+        return [rollout for group in await running for rollout in group]
+
+    session.run(publish(session.engine, models[0], 0))
+    rollouts = session.run(abort())
+    assert len(rollouts) == 12
+    aborted = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.ABORT]
+    assert aborted
+    assert all(0 < rollout.num_response_tokens < 300 for rollout in aborted)
+    assert_samples_of(rollouts, models[0], atol=session.atol)
+
+
+def test_a_pause_that_restarts_starts_what_runs_anew_whole_on_the_new_weights(session: Session, models: list[Any]):
+    async def restart_and_update() -> list[Rollout]:
+        running = await begin(session.engine)
+        await session.engine.pause(PauseMode.RESTART)
         await publish(session.engine, models[1], 61)
         await session.engine.resume()
         return [rollout for group in await running for rollout in group]
 
     session.run(publish(session.engine, models[0], 60))
-    rollouts = session.run(abort_and_update())
+    rollouts = session.run(restart_and_update())
     assert sorted((rollout.group_id, rollout.index) for rollout in rollouts) == [
         (g, i) for g in range(3) for i in range(4)
     ]
@@ -671,7 +687,7 @@ def test_of_a_thousand_requests_with_pauses_and_aborts_none_is_lost_or_doubled(s
         await generation.aclose()
 
     async def pause() -> None:
-        for mode in [PauseMode.KEEP, PauseMode.ABORT, PauseMode.WAIT, PauseMode.KEEP]:
+        for mode in [PauseMode.KEEP, PauseMode.ABORT, PauseMode.RESTART, PauseMode.WAIT, PauseMode.KEEP]:
             await asyncio.sleep(0.05)
             await session.engine.pause(mode)
             await session.engine.resume()

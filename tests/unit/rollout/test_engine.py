@@ -123,7 +123,7 @@ async def test_a_sample_may_be_interrupted_again_and_again():
     assert (rollout.text, rollout.policy_versions.tolist()[3:]) == ("abcd", [0, 0, 2, 3])
 
 
-@pytest.mark.parametrize("mode", [PauseMode.KEEP, PauseMode.ABORT])
+@pytest.mark.parametrize("mode", [PauseMode.KEEP, PauseMode.ABORT, PauseMode.RESTART])
 async def test_a_sample_aborted_with_its_last_token_is_truncated_and_not_asked_for_again(mode: PauseMode):
     engine, sampler = await started()
     generation = await begun(sample(engine))
@@ -148,7 +148,7 @@ async def test_a_sample_that_ends_before_the_abort_reaches_it_is_whole():
 async def test_abort_starts_what_runs_anew_whole_with_its_seed_and_counts_what_is_lost():
     engine, sampler = await started()
     generation = await begun(sample(engine, n=3))
-    pausing = await paused(engine, PauseMode.ABORT)
+    pausing = await paused(engine, PauseMode.RESTART)
     first, second, third = sampler.parts
     sampler.end(first, "ab", FinishReason.ABORT)
     sampler.end(second, "", FinishReason.ABORT)
@@ -174,7 +174,7 @@ async def test_abort_starts_what_runs_anew_whole_with_its_seed_and_counts_what_i
 async def test_abort_throws_away_what_earlier_pauses_kept_too():
     engine, sampler = await started()
     generation = await begun(sample(engine))
-    for version, (mode, text) in enumerate([(PauseMode.KEEP, "abc"), (PauseMode.ABORT, "d")], start=1):
+    for version, (mode, text) in enumerate([(PauseMode.KEEP, "abc"), (PauseMode.RESTART, "d")], start=1):
         pausing = await paused(engine, mode)
         sampler.end(sampler.parts[-1], text, FinishReason.ABORT)
         await pausing
@@ -184,6 +184,39 @@ async def test_abort_throws_away_what_earlier_pauses_kept_too():
     sampler.end(sampler.parts[2], "xy", FinishReason.STOP)
     (rollout,) = await generation
     assert (rollout.text, rollout.num_discarded_tokens, rollout.min_policy_version) == ("xy", 4, 2)
+
+
+async def test_abort_ends_samples_with_what_they_have_and_starts_those_anew_that_have_nothing():
+    engine, sampler = await started()
+    generation = await begun(sample(engine, n=2))
+    pausing = await paused(engine, PauseMode.ABORT)
+    first, second = sampler.parts
+    sampler.end(first, "ab", FinishReason.ABORT)
+    sampler.end(second, "", FinishReason.ABORT)
+    await pausing
+    await engine.resume()
+    assert (sampler.parts[2].seed, len(sampler.parts[2].prefix)) == (second.seed, 0)
+    sampler.end(sampler.parts[2], "xy", FinishReason.STOP)
+    rollouts = await generation
+    assert [(r.index, r.text, r.finish_reason) for r in rollouts] == [
+        (0, "ab", FinishReason.ABORT),
+        (1, "xy", FinishReason.STOP),
+    ]
+
+
+async def test_a_cancelled_second_pause_leaves_the_first_one_in_force():
+    engine, sampler = await started()
+    generation = await begun(sample(engine))
+    first = await paused(engine, PauseMode.WAIT)
+    second = await paused(engine, PauseMode.KEEP)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    sampler.end(sampler.parts[0], "a", FinishReason.ABORT)
+    await first
+    assert len(sampler.parts) == 1
+    await engine.resume()
+    sampler.end(sampler.parts[1], "b", FinishReason.STOP)
+    assert (await generation)[0].text == "ab"
 
 
 async def test_requests_made_during_a_pause_wait_for_its_end():
