@@ -188,7 +188,9 @@ def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:
     metric = config.checkpoint.keep_best
 
     def scores() -> dict[int, float]:
-        rows = [] if metric is None else read_metrics(run_folder / "metrics.jsonl")
+        if metric is None:
+            return {}
+        rows = read_metrics(run_folder / "metrics.jsonl")
         return {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
 
     return Checkpoints(
