@@ -17,7 +17,7 @@ CASES = {
     "unknown key with ++": (["++algorithm.clip_hihg=0.2"], ["algorithm.clip_hihg", "'algorithm.clip_high'"]),
     "unknown top-level key": (["outputdir=x"], ["outputdir", "'output_dir'"]),
     "unknown experiment": (["experiment=quikstart"], ["quikstart", "'quickstart'", "quickstart"]),
-    "unknown option": (["backend/rollout=vlm"], ["vlm", "'vllm'", "local, vllm"]),
+    "unknown option": (["backend/rollout=vlm"], ["vlm", "'vllm'", "local, sglang, vllm"]),
     "wrong type": (["algorithm.group_size=many"], ["algorithm.group_size", "many"]),
     "temperature 0 in training": (["task.sampling.temperature=0"], ["task.sampling.temperature=0", "above 0"]),
     "no model": (["model=hf", "model.path=/nowhere"], ["model.path=/nowhere", "no such folder"]),

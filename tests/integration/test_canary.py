@@ -31,7 +31,7 @@ def test_a_run_that_is_to_stop_ends_with_a_headline_and_a_code(tmp_path: Path):
     done = rl(*words, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert (
-        "rl: the run failed: CanaryError: engine and trainer disagree on version 0: mean |difference| " in done.stderr
+        "rl: the run failed (in step 1): CanaryError: engine and trainer disagree on version 0: mean |" in done.stderr
     )
     assert "(bound 1e-12)" in done.stderr
     assert "raise canary.max_logprob_difference" in done.stderr
