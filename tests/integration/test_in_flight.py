@@ -24,6 +24,7 @@ def test_accuracy_rises_within_40_steps(in_flight: InFlight, warm_model: Path, t
         "placement=fully_async",
         f"placement.in_flight={in_flight.value}",
         "algorithm.old_logprobs=rollout",
+        "backend.rollout.max_num_seqs=16",  # slower than the trainer, so that a publish finds requests running
         "model=hf",
         f"model.path={warm_model}",
         f"steps={STEPS}",
