@@ -21,7 +21,6 @@ STEPS = 40
         pytest.param("vllm", "colocated", marks=pytest.mark.vllm),
         pytest.param("vllm", "fully_async", marks=pytest.mark.vllm),
         pytest.param("sglang", "colocated", marks=pytest.mark.sglang),
-        pytest.param("sglang", "fully_async", marks=pytest.mark.sglang),
     ],
 )
 def test_accuracy_rises_within_40_steps(engine: str, placement: str, warm_model: Path, tmp_path: Path):
