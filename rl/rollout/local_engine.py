@@ -21,6 +21,7 @@ from rl.config.schema import LocalRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
 from rl.rollout.decoding import Decoder, FinishedSample, SampleRequest
 from rl.rollout.engine import Engine
+from rl.rollout.memory import cache_bytes_per_token
 from rl.rollout.sampler import NOTHING_SAMPLED, Outcome, Part
 from rl.rollout.update import ModelUpdate
 from rl.types import Prompt, Sampling
@@ -81,7 +82,8 @@ class LocalSampler:
         self._decoder = Decoder(self._model, self._tokenizer, eos_ids=eos_ids, device=self._device)
         self._vocab_size: int = text_config.vocab_size
         self._max_length: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._max_cached_tokens = int(CACHE_FRACTION * _total_memory(self._device) / _cache_bytes(self._model))
+        token_bytes = cache_bytes_per_token(text_config, bytes_per_element=self._model.dtype.itemsize)
+        self._max_cached_tokens = int(CACHE_FRACTION * _total_memory(self._device) / token_bytes)
 
     # Requests, on the event loop.
 
@@ -276,11 +278,3 @@ def _total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cache_bytes(model: Any) -> int:
-    """Keys and values of one token in all layers."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize

@@ -74,6 +74,20 @@ def stop_reach(stops: Iterable[str]) -> int:
     return max(len(stop.encode()) for stop in stops) + 4
 
 
+def agreed_version(name: str, versions: Sequence[int]) -> int:
+    """What all workers report. Raises `EngineError` if they differ. `name` is the engine's."""
+    if len(set(versions)) != 1:
+        raise EngineError(f"{name}'s workers hold different policy versions: {sorted(set(versions))}.")
+    return versions[0]
+
+
+def merged_digests(workers: Sequence[dict[str, str]]) -> dict[str, str]:
+    """With tensor parallelism, of every worker's share."""
+    if len(workers) == 1:
+        return workers[0]
+    return {f"{name} (worker {rank})": digest for rank, held in enumerate(workers) for name, digest in held.items()}
+
+
 class Sampler(Protocol):
     """One model server, in this process or with processes of its own. Called from one event loop and never blocks it.
 

@@ -33,16 +33,15 @@ from rl.config.schema import SGLangRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.manifest_check import ManifestCheck
+from rl.rollout.memory import check_freed
 from rl.rollout.processes import block_interrupts, describe_exit, last_lines
 from rl.rollout.sampler import Outcome, Part
 from rl.rollout.sglang_environment import is_seeded
 from rl.rollout.sglang_host import Abort, Answer, Call, Close, Failed, Finished, Started, Submit, host_main
-from rl.rollout.sglang_requests import flat_places, request_of, rid_of
+from rl.rollout.sglang_requests import request_of, rid_of
 from rl.rollout.versions import warn_if_untested
 from rl.types import Prompt, Sampling
-
-MIN_FREED_FRACTION = 0.1
-"""Of the engine's memory budget. A sleep that frees less has freed nothing that a trainer could use."""
+from rl.weights.flat import flattened
 
 CLOSE_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 5.0
@@ -264,14 +263,13 @@ class SGLangSampler:
         """Believes the device, not the framework."""
         if not self._frees_memory:
             return
-        for rank, (before, after, total) in enumerate(await self._call("sleep")):
-            freed, needed = after - before, MIN_FREED_FRACTION * self._config.memory_fraction * total
-            if freed < needed:
-                raise EngineError(
-                    f"SGLang's worker {rank} went to sleep but freed {freed / 2**30:.1f} GiB of its device (at least "
-                    f"{needed / 2**30:.1f} expected), so the trainer would run out of memory. It frees memory with the "
-                    "package torch_memory_saver alone: install it, or use placement=fully_async."
-                )
+        check_freed(
+            self.name,
+            await self._call("sleep"),
+            memory_fraction=self._config.memory_fraction,
+            remedy="It frees memory with the package torch_memory_saver alone: install it, or use "
+            "placement=fully_async.",
+        )
 
     async def wake_weights(self) -> None:
         if self._frees_memory:
@@ -319,19 +317,18 @@ def pack_bucket(bucket: Bucket, num_readers: int) -> tuple[list[bytes], torch.Te
     """
     devices = {tensor.device for _, tensor in bucket}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
-    places, size = flat_places([tensor.nbytes for _, tensor in bucket])
-    flat = torch.empty(size, dtype=torch.uint8, device=device)
-    if device.type == "cpu":
-        flat.share_memory_()
-    metadata = []
-    for (name, tensor), start in zip(bucket, places, strict=True):
-        end = start + tensor.nbytes
-        flat[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        metadata.append(
-            SimpleNamespace(
-                name=name, shape=tensor.shape, dtype=tensor.dtype, start_idx=start, end_idx=end, numel=tensor.nbytes
-            )
+    flat, places = flattened(bucket, device=device)
+    metadata = [
+        SimpleNamespace(
+            name=name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            start_idx=start,
+            end_idx=start + tensor.nbytes,
+            numel=tensor.nbytes,
         )
+        for (name, tensor), start in zip(bucket, places, strict=True)
+    ]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     content = {"flattened_tensor": flat, "metadata": metadata}

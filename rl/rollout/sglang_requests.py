@@ -16,9 +16,6 @@ from rl.types import FinishReason, Sampling
 MIN_TEMPERATURE = 1e-6
 """SGLang silently samples greedily below this."""
 
-ALIGNMENT = 16
-"""Bytes; of no less than any element."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -114,20 +111,3 @@ def logprobs_of(token_ids: Sequence[int], entries: Sequence[Sequence[Any]]) -> l
 def context_limit(*, model_length: int, cache_tokens: int, page_size: int) -> int:
     """Prompt and response together. SGLang shortens a response that its cache could not hold beside a spare page."""
     return min(model_length, cache_tokens - 2 * max(page_size, 4))
-
-
-def cache_bytes_per_token(text_config: Any, *, bytes_per_element: int) -> int:
-    """Keys and values of one token in all layers, of a Hugging Face text config."""
-    heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
-    head_dim = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
-    return 2 * text_config.num_hidden_layers * heads * head_dim * bytes_per_element
-
-
-def flat_places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of so many bytes begin in one buffer, each aligned, and the buffer's size."""
-    places, end = [], 0
-    for size in sizes:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        places.append(start)
-        end = start + size
-    return places, end

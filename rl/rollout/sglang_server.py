@@ -29,8 +29,10 @@ from transformers import AutoConfig
 
 from rl.config.schema import Dtype, SGLangRolloutConfig
 from rl.protocols import EngineError
+from rl.rollout.memory import cache_bytes_per_token
+from rl.rollout.sampler import agreed_version, merged_digests
 from rl.rollout.sglang_environment import sampling_backend
-from rl.rollout.sglang_requests import Request, cache_bytes_per_token, context_limit
+from rl.rollout.sglang_requests import Request, context_limit
 from rl.rollout.sglang_worker import run_detokenizer, run_scheduler
 
 SPARE_CONTEXT = 8
@@ -106,17 +108,10 @@ class Server:
     # Weights.
 
     async def policy_version(self) -> int:
-        versions = set(await self._rpc("rl_policy_version"))
-        if len(versions) != 1:
-            raise EngineError(f"SGLang's workers hold different policy versions: {sorted(versions)}.")
-        return versions.pop()
+        return agreed_version("SGLang", await self._rpc("rl_policy_version"))
 
     async def weight_digests(self) -> dict[str, str]:
-        """With tensor parallelism, of every worker's share."""
-        workers = await self._rpc("rl_weight_digests")
-        if len(workers) == 1:
-            return workers[0]
-        return {f"{name} (worker {rank})": digest for rank, held in enumerate(workers) for name, digest in held.items()}
+        return merged_digests(await self._rpc("rl_weight_digests"))
 
     async def begin_update(self) -> None:
         await self.abort_update()

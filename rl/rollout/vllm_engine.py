@@ -22,8 +22,9 @@ import safetensors.torch
 from rl.config.schema import VLLMRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
 from rl.rollout.engine import Engine
+from rl.rollout.memory import check_freed
 from rl.rollout.processes import block_interrupts
-from rl.rollout.sampler import NOTHING_SAMPLED, Outcome, Part, Sampled
+from rl.rollout.sampler import NOTHING_SAMPLED, Outcome, Part, Sampled, agreed_version, merged_digests
 from rl.rollout.vllm_core import (
     Core,
     EngineDeadError,  # pyright: ignore[reportAttributeAccessIssue]  # where vLLM is not installed
@@ -35,9 +36,6 @@ from rl.types import Prompt, Sampling
 from rl.weights.ipc import share_bucket
 
 T = TypeVar("T")
-
-MIN_FREED_FRACTION = 0.1
-"""Of the engine's memory budget. A sleep that frees less has freed nothing that a trainer could use."""
 
 CLOSE_TIMEOUT_S = 30.0
 
@@ -177,17 +175,10 @@ class VLLMSampler:
     # Weights.
 
     async def policy_version(self) -> int:
-        versions = set(await self._call(lambda: self._core.rpc("rl_policy_version")))
-        if len(versions) != 1:
-            raise EngineError(f"vLLM's workers hold different policy versions: {sorted(versions)}.")
-        return versions.pop()
+        return agreed_version(self.name, await self._call(lambda: self._core.rpc("rl_policy_version")))
 
     async def weight_digests(self) -> dict[str, str]:
-        """With tensor parallelism, of every worker's share."""
-        workers = await self._call(lambda: self._core.rpc("rl_weight_digests"))
-        if len(workers) == 1:
-            return workers[0]
-        return {f"{name} (worker {rank})": digest for rank, held in enumerate(workers) for name, digest in held.items()}
+        return merged_digests(await self._call(lambda: self._core.rpc("rl_weight_digests")))
 
     async def begin_update(self, manifest: UpdateManifest) -> None:
         tensors = [(spec.name, spec.dtype, list(spec.shape)) for spec in manifest.tensors]
@@ -228,19 +219,16 @@ class VLLMSampler:
             await self._call(self._sleep_and_measure)
 
     def _sleep_and_measure(self) -> None:
-        """Believes the device, not the framework: on some ROCm versions sleep returns and the memory stays taken."""
         before = self._core.rpc("rl_free_memory")
         self._core.sleep()
         after = self._core.rpc("rl_free_memory")
-        for rank, ((free_before, total), (free_after, _)) in enumerate(zip(before, after, strict=True)):
-            freed, needed = free_after - free_before, MIN_FREED_FRACTION * self._config.memory_fraction * total
-            if freed < needed:
-                raise EngineError(
-                    f"vLLM's worker {rank} went to sleep but freed {freed / 2**30:.1f} GiB of its device (at least "
-                    f"{needed / 2**30:.1f} expected), so the trainer would run out of memory. Use "
-                    "placement=fully_async, or a driver and vLLM whose sleep mode works; PYTORCH_CUDA_ALLOC_CONF="
-                    "expandable_segments:True in the engine's environment also prevents it."
-                )
+        check_freed(
+            self.name,
+            [(free, freed, total) for (free, total), (freed, _) in zip(before, after, strict=True)],
+            memory_fraction=self._config.memory_fraction,
+            remedy="Use placement=fully_async, or a driver and vLLM whose sleep mode works; PYTORCH_CUDA_ALLOC_CONF="
+            "expandable_segments:True in the engine's environment also prevents it.",
+        )
 
     async def wake_weights(self) -> None:
         if self._frees_memory:

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from rl.protocols import Bucket
-
-_ALIGNMENT = 16
-"""Bytes; no dtype needs more."""
+from rl.weights.flat import flattened
 
 Layout = list[tuple[str, str, list[int], int]]
 """(name, dtype, shape, first byte) of each tensor in a buffer."""
@@ -28,15 +26,12 @@ class SharedBucket:
 
 def share_bucket(bucket: Bucket) -> SharedBucket:
     """One handle for all tensors, which must be on one GPU. Returns when the copy is complete."""
-    layout: Layout = []
-    size = 0
-    for name, tensor in bucket:
-        layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size))
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     device = bucket[0][1].device
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    for (_, tensor), (_, _, _, first) in zip(bucket, layout, strict=True):
-        buffer[first : first + tensor.nbytes].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+    buffer, places = flattened(bucket, device=device)
+    layout: Layout = [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), first)
+        for (name, tensor), first in zip(bucket, places, strict=True)
+    ]
     torch.cuda.current_stream(device).synchronize()
     storage: Any = buffer.untyped_storage()
     return SharedBucket(buffer, layout, list(storage._share_cuda_()))

@@ -14,13 +14,12 @@ import torch
 from rl.config.schema import SGLangRolloutConfig
 from rl.protocols import EngineError
 from rl.rollout.decoding import uniforms as uniforms_of_the_local_engine
+from rl.rollout.memory import cache_bytes_per_token
 from rl.rollout.sampler import Part
 from rl.rollout.sglang_engine import SGLangSampler, pack_bucket
 from rl.rollout.sglang_requests import (
-    cache_bytes_per_token,
     context_limit,
     finish_reason,
-    flat_places,
     logprobs_of,
     request_of,
     rid_of,
@@ -29,6 +28,7 @@ from rl.rollout.sglang_requests import (
 )
 from rl.rollout.sglang_worker import draw_with_seed, uniforms
 from rl.types import FinishReason, Prompt, Sampling
+from rl.weights.flat import flat_places
 
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=3, seed=9, top_p=0.9, top_k=5, stop=("\n", "END"))
 PROMPT = Prompt("test:0", (), np.array([7, 8], dtype=np.int32), "", "test")
