@@ -26,7 +26,14 @@ from typing import Any
 import numpy as np
 
 from rl.config.build import build
-from rl.config.schema import Dtype, LocalRolloutConfig, RolloutConfig, SGLangRolloutConfig, VLLMRolloutConfig
+from rl.config.schema import (
+    Dtype,
+    LocalRolloutConfig,
+    RolloutConfig,
+    ServerRolloutConfig,
+    SGLangRolloutConfig,
+    VLLMRolloutConfig,
+)
 from rl.protocols import Bucket, RolloutEngine, TensorSpec, UpdateManifest
 from rl.types import Prompt, Sampling
 
@@ -311,8 +318,8 @@ def replicas(args: argparse.Namespace, setup: Setup, report: Callable[..., None]
     sampling = Sampling(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)
     for count in args.counts:
         config = setup.config(max_num_seqs=max(args.sequences))
-        if not isinstance(config, LocalRolloutConfig):
-            config.memory_fraction = setup.memory_fraction / count  # type: ignore[attr-defined]
+        if isinstance(config, ServerRolloutConfig):
+            config.memory_fraction = setup.memory_fraction / count
 
         async def run(config: RolloutConfig, count: int) -> list[float]:
             engine = ReplicaSet(

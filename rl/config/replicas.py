@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rl.config.build import target_class
-from rl.config.schema import RolloutConfig, RunConfig
+from rl.config.schema import RolloutConfig, RunConfig, ServerRolloutConfig
 
 HOST_BOUND_PARAMS = 500_000_000
 """Below, a GPU waits for the host between two tokens; see `auto_replicas_per_device`."""
@@ -42,10 +42,9 @@ def replicas_of(config: RunConfig) -> Replicas:
 def engine_config(config: RunConfig) -> RolloutConfig:
     """What one engine is built from: `memory_fraction`, which is the device's, is split over those that share it."""
     rollout, per_device = config.backend.rollout, replicas_of(config).per_device
-    fraction = getattr(rollout, "memory_fraction", None)
-    if fraction is None or per_device == 1:
+    if not isinstance(rollout, ServerRolloutConfig) or per_device == 1:
         return rollout
-    return replace(rollout, memory_fraction=fraction / per_device)  # type: ignore[call-arg]
+    return replace(rollout, memory_fraction=rollout.memory_fraction / per_device)
 
 
 def auto_replicas_per_device(num_params: int | None) -> int:

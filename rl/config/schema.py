@@ -269,14 +269,15 @@ class LocalRolloutConfig(RolloutConfig):
 
 
 @dataclass
-class VLLMRolloutConfig(RolloutConfig):
-    _target_: str = "rl.rollout.vllm_engine.VLLMEngine"
+class ServerRolloutConfig(RolloutConfig):
+    """An engine with processes and a cache of its own."""
+
     tensor_parallel: int = 1
     memory_fraction: float = 0.6
     """Share of GPU memory for weights and cache; ignored on CPU, where `cpu_cache_gib` counts."""
     cpu_cache_gib: int = 1
     enforce_eager: bool = False
-    """True: no compilation and graph capture; starts sooner, samples slower."""
+    """True: no graph capture, nor compilation in vLLM; starts sooner, samples slower."""
 
     @property
     def num_gpus(self) -> int:
@@ -284,22 +285,17 @@ class VLLMRolloutConfig(RolloutConfig):
 
 
 @dataclass
-class SGLangRolloutConfig(RolloutConfig):
+class VLLMRolloutConfig(ServerRolloutConfig):
+    _target_: str = "rl.rollout.vllm_engine.VLLMEngine"
+
+
+@dataclass
+class SGLangRolloutConfig(ServerRolloutConfig):
     _target_: str = "rl.rollout.sglang_engine.SGLangEngine"
-    tensor_parallel: int = 1
-    memory_fraction: float = 0.6
-    """Share of GPU memory for weights and cache; ignored on CPU, where `cpu_cache_gib` counts."""
-    cpu_cache_gib: int = 1
-    enforce_eager: bool = False
-    """True: no graph capture; starts sooner, samples slower."""
     attention_backend: str | None = None
     """SGLang's name of it, for example `triton`. None: SGLang's choice; `torch_native` on CPU."""
     sampling_backend: str | None = None
     """None: `pytorch`, which draws each sample from its own seed. With another, `flashinfer`, seeds have no effect."""
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tensor_parallel
 
 
 @dataclass
