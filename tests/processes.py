@@ -15,6 +15,14 @@ def parent_of(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[1])
 
 
+def is_alive(pid: int) -> bool:
+    """A zombie is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()

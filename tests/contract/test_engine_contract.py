@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import os
 import signal
@@ -33,7 +32,8 @@ from rl.protocols import EngineError, EngineUnfit, PauseMode, RolloutEngine
 from rl.trainer.group import TrainerGroup
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from rl.weights.publish import publish_weights
-from tests.engine_use import EngineSession, is_alive, logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.engine_use import EngineSession, logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.processes import descendants, is_alive
 from tests.tiny_models import write_tiny_qwen3
 
 Weights = list[tuple[str, torch.Tensor]]
@@ -151,7 +151,7 @@ def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Ses
     before = shared_memory()
     session = Session(request.param, folders[0])
     yield session
-    pids = [] if session.kind == "local" else [session.pid, *descendants_of(session.pid)]
+    pids = [] if session.kind == "local" else [session.pid, *descendants(session.pid)]
     session.close()
     assert not any(is_alive(pid) for pid in pids)
     assert shared_memory() <= before, "the engine left shared memory behind"
@@ -159,20 +159,6 @@ def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Ses
 
 def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-def descendants_of(pid: int) -> list[int]:
-    """Alive now. Some kernels list no children in /proc."""
-    children = [child for child, parent in parents().items() if parent == pid]
-    return [descendant for child in children for descendant in (child, *descendants_of(child))]
-
-
-def parents() -> dict[int, int]:
-    table = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            table[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    return table
 
 
 def next_logits(model: Any, token_ids: np.ndarray) -> torch.Tensor:
@@ -570,16 +556,20 @@ async def begin(engine: RolloutEngine, *, num_groups: int = 3, sampling: Samplin
     return running
 
 
-def test_an_update_in_the_middle_marks_which_weights_sampled_which_tokens(session: Session, models: list[Any]):
-    async def update_midway() -> list[Rollout]:
-        running = await begin(session.engine)
-        await session.engine.pause(PauseMode.KEEP)
-        await publish(session.engine, models[1], 61)
-        await session.engine.resume()
-        return [rollout for group in await running for rollout in group]
+async def disturbed(engine: RolloutEngine, mode: PauseMode, *, update: tuple[Any, int] | None = None) -> list[Rollout]:
+    """3 groups that are paused in the middle. `update`: model and version that are published meanwhile."""
+    running = await begin(engine)
+    await engine.pause(mode)
+    if update is not None:
+        model, version = update
+        await publish(engine, model, version)
+    await engine.resume()
+    return [rollout for group in await running for rollout in group]
 
+
+def test_an_update_in_the_middle_marks_which_weights_sampled_which_tokens(session: Session, models: list[Any]):
     session.run(publish(session.engine, models[0], 60))
-    rollouts = session.run(update_midway())
+    rollouts = session.run(disturbed(session.engine, PauseMode.KEEP, update=(models[1], 61)))
     assert len(rollouts) == 12
     mixed = [rollout for rollout in rollouts if rollout.min_policy_version != rollout.max_policy_version]
     assert mixed
@@ -615,14 +605,8 @@ def test_a_pause_that_keeps_requests_loses_no_token_and_no_budget(session: Sessi
 
 
 def test_a_pause_that_aborts_yields_every_token_sampled_so_far(session: Session, models: list[Any]):
-    async def abort() -> list[Rollout]:
-        running = await begin(session.engine)
-        await session.engine.pause(PauseMode.ABORT)
-        await session.engine.resume()
-        return [rollout for group in await running for rollout in group]
-
     session.run(publish(session.engine, models[0], 0))
-    rollouts = session.run(abort())
+    rollouts = session.run(disturbed(session.engine, PauseMode.ABORT))
     assert len(rollouts) == 12
     aborted = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.ABORT]
     assert aborted
@@ -631,15 +615,8 @@ def test_a_pause_that_aborts_yields_every_token_sampled_so_far(session: Session,
 
 
 def test_a_pause_that_restarts_starts_what_runs_anew_whole_on_the_new_weights(session: Session, models: list[Any]):
-    async def restart_and_update() -> list[Rollout]:
-        running = await begin(session.engine)
-        await session.engine.pause(PauseMode.RESTART)
-        await publish(session.engine, models[1], 61)
-        await session.engine.resume()
-        return [rollout for group in await running for rollout in group]
-
     session.run(publish(session.engine, models[0], 60))
-    rollouts = session.run(restart_and_update())
+    rollouts = session.run(disturbed(session.engine, PauseMode.RESTART, update=(models[1], 61)))
     assert sorted((rollout.group_id, rollout.index) for rollout in rollouts) == [
         (g, i) for g in range(3) for i in range(4)
     ]

@@ -37,15 +37,16 @@ from rl.run_folder import Checkpoints
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
-from rl.types import EvalSet, FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling
+from rl.types import FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling
 from rl.weights.digest import tensor_digest
+from tests.made_task import TrainingOnly
 
 P, G = 4, 4
 DEAF_LAYER = "model.layers.1."
 PLACEMENTS = [pytest.param(ColocatedConfig, id="colocated"), pytest.param(FullyAsyncConfig, id="fully_async")]
 
 
-class EvenTokens:
+class EvenTokens(TrainingOnly):
     """Prompts of different lengths; the reward is the share of even token ids in the answer."""
 
     num_prompts = 1000
@@ -58,17 +59,6 @@ class EvenTokens:
     async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
         shares = [float((rollout.token_ids[rollout.loss_mask] % 2 == 0).mean()) for rollout in rollouts]
         return [Reward(share, correct=share == 1.0) for share in shares]
-
-    def eval_sets(self) -> list[EvalSet]:
-        return []
-
-    def demonstrations(self) -> list[tuple[Prompt, str]]:
-        return []
-
-    validation_demonstrations = demonstrations
-
-    def fingerprint(self) -> str:
-        return "even"
 
 
 class DeafEngine(LocalEngine):

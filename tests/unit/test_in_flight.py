@@ -34,7 +34,6 @@ from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import pack
 from rl.types import (
     EvalResult,
-    EvalSet,
     FinishReason,
     Prompt,
     Reward,
@@ -44,6 +43,7 @@ from rl.types import (
     Sampling,
     StepStats,
 )
+from tests.made_task import TrainingOnly
 from tests.simulated_time import simulate
 
 P, G = 8, 2
@@ -152,7 +152,7 @@ class TimedTrainer:
     async def close(self) -> None: ...
 
 
-class EvenAndOdd:
+class EvenAndOdd(TrainingOnly):
     """The second answer of a group is the right one. Every tenth group is uniform and dropped, see `Dropping`."""
 
     num_prompts = 10_000
@@ -162,17 +162,6 @@ class EvenAndOdd:
 
     async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
         return [Reward(float(rollout.index), correct=rollout.index == 1) for rollout in rollouts]
-
-    def eval_sets(self) -> list[EvalSet]:
-        return []
-
-    def demonstrations(self) -> list[tuple[Prompt, str]]:
-        return []
-
-    validation_demonstrations = demonstrations
-
-    def fingerprint(self) -> str:
-        return "timed"
 
 
 class Dropping(GRPO):

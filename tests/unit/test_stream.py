@@ -13,7 +13,8 @@ from rl.algorithms.grpo import GRPO
 from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, PlacementConfig, RunConfig, StreamConfig
 from rl.protocols import EngineError
 from rl.stream import GroupStream, StreamConfigValues, StreamError
-from rl.types import EvalSet, FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
+from rl.types import FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
+from tests.made_task import TrainingOnly
 from tests.simulated_time import simulate
 
 P, G = 8, 2
@@ -49,7 +50,7 @@ def rollout(group_id: int, index: int, version: int) -> Rollout:
     )
 
 
-class SimulatedTask:
+class SimulatedTask(TrainingOnly):
     """The reward of sample i is i, except where a grader is given."""
 
     num_prompts = 10_000
@@ -64,17 +65,6 @@ class SimulatedTask:
         if self._grader is not None:
             await self._grader(int(prompt.prompt_id))
         return [Reward(float(r.index), correct=r.index == 1, parts={"index": float(r.index)}) for r in rollouts]
-
-    def eval_sets(self) -> list[EvalSet]:
-        return []
-
-    def demonstrations(self) -> list[tuple[Prompt, str]]:
-        return []
-
-    validation_demonstrations = demonstrations
-
-    def fingerprint(self) -> str:
-        return "simulated"
 
 
 class Dropping(GRPO):

@@ -86,6 +86,15 @@ async def paused(engine: Engine, mode: PauseMode) -> asyncio.Task[None]:
     return await begun(engine.pause(mode))
 
 
+async def interrupted(engine: Engine, sampler: Any, text: str, sampling: Sampling = SAMPLING) -> asyncio.Task[Any]:
+    """A sample that a pause has stopped after `text`, to go on later."""
+    generation = await begun(sample(engine, sampling=sampling))
+    pausing = await paused(engine, PauseMode.KEEP)
+    sampler.end(sampler.parts[0], text, FinishReason.ABORT)
+    await pausing
+    return generation
+
+
 async def test_an_interrupted_sample_goes_on_from_its_tokens_with_what_is_left_of_its_budget():
     engine, sampler = await started()
     generation = await begun(sample(engine))
@@ -261,10 +270,7 @@ async def test_after_a_pause_the_oldest_samples_go_first():
 async def test_a_stop_string_across_two_parts_ends_the_sample(before: str, after: str, expected: str):
     engine, sampler = await started()
     sampling = Sampling(1.0, 40, 0, stop=("</answer>", "never so"))
-    generation = await begun(sample(engine, sampling=sampling))
-    pausing = await paused(engine, PauseMode.KEEP)
-    sampler.end(sampler.parts[0], before, FinishReason.ABORT)
-    await pausing
+    generation = await interrupted(engine, sampler, before, sampling)
     await engine.resume()
     sampler.end(sampler.parts[1], after, FinishReason.LENGTH)
     (rollout,) = await generation
@@ -283,10 +289,7 @@ async def test_an_abort_that_nobody_asked_for_is_an_error_and_never_a_short_answ
 
 async def test_an_engine_paused_with_requests_kept_may_sleep_and_be_updated():
     engine, sampler = await started()
-    generation = await begun(sample(engine))
-    pausing = await paused(engine, PauseMode.KEEP)
-    sampler.end(sampler.parts[0], "ab", FinishReason.ABORT)
-    await pausing
+    generation = await interrupted(engine, sampler, "ab")
     await engine.sleep()
     await engine.wake_weights()
     await publish(engine, 1)
@@ -298,10 +301,7 @@ async def test_an_engine_paused_with_requests_kept_may_sleep_and_be_updated():
 
 async def test_kept_samples_are_refused_if_the_weights_are_lost():
     engine, sampler = await started()
-    generation = await begun(sample(engine))
-    pausing = await paused(engine, PauseMode.KEEP)
-    sampler.end(sampler.parts[0], "ab", FinishReason.ABORT)
-    await pausing
+    generation = await interrupted(engine, sampler, "ab")
     await engine.sleep()
     await engine.wake()
     await engine.resume()

@@ -30,6 +30,7 @@ from rl.rollout.remote import RemoteEngine
 from rl.rollout.replicas import MAX_DEATHS, ReplicaSet
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.processes import is_alive
 from tests.tiny_models import write_tiny_qwen3
 
 LONG = Sampling(temperature=1.0, max_new_tokens=300, seed=0)
@@ -352,13 +353,6 @@ class Session:
     def close(self) -> None:
         self.run(self.set.close())
         self.runner.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module", autouse=True)

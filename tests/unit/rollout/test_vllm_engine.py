@@ -16,7 +16,8 @@ import pytest
 from rl.config.schema import Dtype, VLLMRolloutConfig
 from rl.protocols import EngineError, EngineUnfit
 from rl.types import Prompt, Rollout, Sampling
-from tests.engine_use import EngineSession, is_alive, logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.engine_use import EngineSession, logprobs_of, manifest_of, publish, sample_group, weights_of
+from tests.processes import is_alive
 from tests.tiny_models import write_tiny_qwen3
 
 pytestmark = pytest.mark.vllm
