@@ -12,41 +12,15 @@ sglang_version=0.5.23
 torch_version=2.13.0
 triton_version=3.7.1
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${1:-.venv-sglang}
-python=${PYTHON:-python3}
-
-if uv=$(command -v uv); then
-    "$uv" venv --quiet --clear --python "$python" "$folder"
-else
-    "$python" -m venv --clear "$folder"
-    "$folder/bin/python" -m pip install --quiet uv
-    uv=$folder/bin/uv
-fi
-
-# PyTorch's CPU build is not on PyPI, whose own build is for CUDA.
-places="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-}"  # uv separates by commas, pip by spaces
-sources=()
-torch_index=(--torch-backend cpu)
-for place in ${places//,/ }; do
-    sources+=(--find-links "$place")
-    if compgen -G "$place/torch-$torch_version+cpu-*.whl" >/dev/null; then torch_index=(); fi
-done
+source "$(dirname "${BASH_SOURCE[0]}")/cpu_environment.sh"
 
 # SGLang pins a PyTorch that this suite does not support, and 8 GB of CUDA kernels, which no CPU loads.
 # torchvision and torchaudio have CUDA builds on PyPI, and a broken torchvision takes transformers down with it.
-overrides=$(mktemp)
-trap 'rm -f "$overrides"' EXIT
-{
-    echo "torch==$torch_version+cpu"
-    for package in \
-        cuda-python flash-attn-4 flashinfer-cubin flashinfer-python humming-kernels modelscope \
-        nvidia-cuda-nvcc nvidia-cutlass-dsl nvidia-mathdx nvshmem4py-cu13 quack-kernels sgl-deep-ep sgl-deep-gemm \
-        sgl-flash-mla sglang-kernel tilelang timm torch-c-dlpack-ext torch-memory-saver torchaudio torchcodec \
-        torchvision; do
-        echo "$package ; sys_platform == 'never'"
-    done
-} >"$overrides"
+echo "torch==$torch_version+cpu" >>"$overrides"
+drop cuda-python flash-attn-4 flashinfer-cubin flashinfer-python humming-kernels modelscope nvidia-cuda-nvcc \
+    nvidia-cutlass-dsl nvidia-mathdx nvshmem4py-cu13 quack-kernels sgl-deep-ep sgl-deep-gemm sgl-flash-mla \
+    sglang-kernel tilelang timm torch-c-dlpack-ext torch-memory-saver torchaudio torchcodec torchvision
 
 # One resolution, so that neither the suite nor SGLang moves a version that the other was resolved with.
 # triton runs nothing here, but SGLang imports it.

