@@ -103,12 +103,12 @@ def build_engine(config: RunConfig, model_folder: Path) -> RolloutEngine:
 def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
     """Environment that gives engine `index` its GPUs, of those that this process may use.
 
-    Colocated, they begin with the trainer's first; fully async, they are those after the trainer's.
+    Fully async, they are those after the trainer's; shared, they begin with the trainer's first.
     """
     if config.hardware.device == "cpu":
         return {}
     replicas, ranks = replicas_of(config), config.placement.trainer_ranks
-    is_apart = isinstance(config.placement, FullyAsyncConfig)
+    is_apart = isinstance(config.placement, FullyAsyncConfig) and not config.placement.share_devices
     first, count = ranks if is_apart else 0, replicas.num_groups * replicas.gpus_per_engine
     usable = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]

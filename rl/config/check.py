@@ -209,14 +209,15 @@ def check_devices(config: RunConfig) -> None:
         return
     num_gpus = hardware.nodes * hardware.gpus_per_node
     engine_gpus = config.backend.rollout.total_gpus
-    if isinstance(placement, FullyAsyncConfig):
+    remedy = "Choose larger hardware, or lower placement.trainer_ranks, backend.rollout.replicas or tensor_parallel"
+    if isinstance(placement, FullyAsyncConfig) and not placement.share_devices:
         wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engines each on their own"
+        remedy += ", or set placement.share_devices=true"
     else:
         wanted, how = max(placement.trainer_ranks, engine_gpus), "trainer ranks and engines on the same"
     if wanted > num_gpus:
         raise ConfigError(
-            f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. Choose larger "
-            "hardware, or lower placement.trainer_ranks, backend.rollout.replicas or backend.rollout.tensor_parallel."
+            f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. {remedy}."
         )
 
 

@@ -327,9 +327,12 @@ class ColocatedConfig(PlacementConfig):
 
 @dataclass
 class FullyAsyncConfig(PlacementConfig):
-    """Trainer and engine have their own devices and run at the same time; the engine is a Ray actor."""
+    """Trainer and engine run at the same time, each on devices of its own; the engine is a Ray actor."""
 
     _target_: str = "rl.placement.fully_async.FullyAsync"
+    share_devices: bool = False
+    """Both on the same GPUs all the same, each in its own process and part of the memory: the engine's is
+    `backend.rollout.memory_fraction`. For a machine with too few; they slow each other down."""
     max_staleness: float = 1.0
     in_flight: InFlight = InFlight.finish
 

@@ -1,4 +1,4 @@
-"""Trainer and engine have devices of their own and run at the same time."""
+"""Trainer and engine run at the same time, each on devices of its own unless told to share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class FullyAsync:
 
     @classmethod
     def gpu_map(cls, config: FullyAsyncConfig, *, gpus_per_engine: int, num_groups: int, per_device: int) -> GpuMap:
+        first = 0 if config.share_devices else config.trainer_ranks
         engines = engine_roles(
-            first=config.trainer_ranks, gpus_per_engine=gpus_per_engine, num_groups=num_groups, per_device=per_device
+            first=first, gpus_per_engine=gpus_per_engine, num_groups=num_groups, per_device=per_device
         )
         return map_roles([Role("trainer rank", config.trainer_ranks, first=0), *engines])
 

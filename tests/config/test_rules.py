@@ -145,7 +145,14 @@ def test_the_quickstart_obeys_every_rule():
         ),
         (["hardware.device=tpu"], r"hardware\.device=tpu must be cpu or cuda"),
         (["hardware=h200x1", "placement.trainer_ranks=2"], r"has 1 GPU\(s\) and this run needs 2: .*on the same"),
-        (["hardware=h200x1", "placement=fully_async"], r"has 1 GPU\(s\) and this run needs 2: .*each on their own"),
+        (
+            ["hardware=h200x1", "placement=fully_async"],
+            r"has 1 GPU\(s\) and this run needs 2: .*each on their own.*placement\.share_devices=true",
+        ),
+        (
+            ["hardware=h200x1", "placement=fully_async", "placement.share_devices=true", "backend.rollout.replicas=2"],
+            r"has 1 GPU\(s\) and this run needs 2: .*on the same",
+        ),
         (
             ["hardware=h200x1", "backend.rollout.replicas=2"],
             r"has 1 GPU\(s\) and this run needs 2: .*on the same.*lower .*backend\.rollout\.replicas",
@@ -188,6 +195,7 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         ],
         ["placement=fully_async", "stream.window=128"],
         ["hardware=h200x1"],
+        ["hardware=h200x1", "placement=fully_async", "placement.share_devices=true"],
         ["hardware=h200x1", "backend.rollout.replicas_per_device=4"],
         ["hardware=h200x1", "hardware.gpus_per_node=2", "backend.rollout.replicas=2"],
         [*GPUS, "hardware.gpus_per_node=9", "placement=fully_async", *EIGHT_GPU_ENGINES],

@@ -63,6 +63,7 @@ def test_a_fully_async_engine_gets_the_gpus_after_the_trainer_s(
     [
         (["placement=fully_async", "placement.trainer_ranks=2", "backend.rollout.replicas=3"], "2 3 4"),
         (["placement.trainer_ranks=2", "backend.rollout.replicas=3"], "0 1 2"),
+        (["placement=fully_async", "placement.share_devices=true", "backend.rollout.replicas=3"], "0 1 2"),
         (["backend.rollout.replicas=2", "backend.rollout.replicas_per_device=2"], "0 1 0 1"),
         (["backend.rollout.replicas_per_device=null"], "0 0"),  # the default model is small
         (["placement=fully_async", "backend=fsdp_vllm", *TWO_OF_THREE_GPUS], "1,2,3 4,5,6"),

@@ -35,6 +35,13 @@ def test_engines_follow_the_trainer_when_they_run_apart():
     ]
 
 
+def test_a_fully_async_engine_that_shares_is_where_the_trainer_is():
+    config = FullyAsyncConfig(share_devices=True)
+    assert FullyAsync.gpu_map(config, gpus_per_engine=1, num_groups=1, per_device=1) == [
+        ["trainer rank 0", "engine worker 0"]
+    ]
+
+
 @pytest.mark.parametrize("per_device", [2, 3])
 def test_engines_that_share_a_device_are_not_neighbours_in_order(per_device: int):
     devices = colocated(2, gpus_per_engine=1, num_groups=2, per_device=per_device)
