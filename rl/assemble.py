@@ -12,7 +12,8 @@ from typing import Any
 from rl.canary import Canary, default_bound
 from rl.config.build import build
 from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig
+from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig, WeightTransport
+from rl.config.transport import weight_transport
 from rl.evaluation.evaluator import TaskEvaluator
 from rl.loggers.fanout import RunLog
 from rl.loggers.jsonl import read_metrics
@@ -25,6 +26,7 @@ from rl.tasks.base import sampling_of
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
+from rl.weights.transport import Collective, Disk, Handed, HostBytes, Transport
 
 CHECKPOINT_BYTES_PER_PARAM = 12
 """fp32 weights and AdamW's two moments."""
@@ -72,10 +74,25 @@ def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int) ->
     )
 
 
-def build_placement(config: RunConfig, policy: Policy, *, total_steps: int) -> tuple[Trainer, RolloutEngine, Placement]:
+def build_placement(
+    config: RunConfig, policy: Policy, run_folder: Path, *, total_steps: int
+) -> tuple[Trainer, RolloutEngine, Placement]:
     trainer = build_trainer(config, policy.folder, total_steps=total_steps)
     engine = build_engine(config, policy.folder)
-    return trainer, engine, build(config.placement, trainer=trainer, engine=engine)
+    transport = build_transport(config, run_folder)
+    return trainer, engine, build(config.placement, trainer=trainer, engine=engine, transport=transport)
+
+
+def build_transport(config: RunConfig, run_folder: Path) -> Transport:
+    match weight_transport(config):
+        case WeightTransport.collective:
+            return Collective()
+        case WeightTransport.disk:
+            return Disk(run_folder.resolve() / "weights")
+        case WeightTransport.bytes:
+            return HostBytes()
+        case _:
+            return Handed()
 
 
 def build_engine(config: RunConfig, model_folder: Path) -> RolloutEngine:
@@ -144,7 +161,7 @@ def assemble(
         )
     facts = {"task_fingerprint": policy.task_fingerprint}
     progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
-    trainer, engine, placement = build_placement(config, policy, total_steps=total_steps)
+    trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=total_steps)
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
     if checkpoint is not None:

@@ -148,7 +148,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
     from rl.assemble import build_evaluator, build_placement, prepare_policy
 
     async def evaluate():
-        _, engine, placement = build_placement(config, policy, total_steps=1)
+        _, engine, placement = build_placement(config, policy, run_folder, total_steps=1)
         try:
             await placement.start()
             async with placement.training() as residency:

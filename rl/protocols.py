@@ -100,10 +100,66 @@ Bucket = list[tuple[str, "torch.Tensor"]]
 """(Hugging Face name, full contiguous tensor) pairs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the trainer's rank 0, as rank 0, and all workers of the engines form a process group for weights."""
+
+    group_id: str
+    """Unique: a group that lost a member is never formed again."""
+    address: str
+    """`host:port` of the store that rank 0 serves."""
+    num_ranks: int
+    backend: str
+    """`nccl`, which is RCCL under ROCm, or `gloo`."""
+    timeout_s: float
+    """How long a member waits for another, as the group is formed and at each bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastBucket:
+    """A bucket that rank 0 of a process group broadcasts to the others, as one buffer of bytes."""
+
+    group_id: str
+    tensors: tuple[TensorSpec, ...]
+    """In the order in which `rl.weights.flat.flat_places` lays them out."""
+    num_bytes: int
+    """Of the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBucket:
+    """A bucket in a safetensors file that trainer and engines see, until the next one is posted."""
+
+    path: str
+    digest: str
+    """BLAKE2b of the file."""
+    num_bytes: int
+    """Of the tensors."""
+
+
+RemoteBucket = BroadcastBucket | StoredBucket
+"""A bucket that is not in this process, and how every worker of an engine gets it. Plain data."""
+
+
 class UpdateSession(Protocol):
     """Receives one weight update, in place: after `abort()` or an error the engine is unfit until a complete one."""
 
-    async def send(self, bucket: Bucket) -> None: ...
+    keeps_copies: bool
+    """Whether each remote bucket must be followed by `keep`: for engines that start later."""
+
+    async def send(self, bucket: Bucket | RemoteBucket) -> None: ...
+
+    def keep(self, copy: Any) -> None:
+        """What `Trainer.copy_posted` made of the bucket that was sent last."""
+        ...
+
+    async def groups(self) -> list[str | None]:
+        """Of each worker, in order of rank, the id of the process group for weights that it is in."""
+        ...
+
+    async def join(self, meeting: Meeting, *, first_rank: int = 1) -> None:
+        """Makes the workers members of a new group, with ranks from `first_rank` on. Returns when it is formed."""
+        ...
 
     async def commit(self, version: int) -> None:
         """Checks that every tensor of the manifest arrived, drops caches of old weights, then advances the version."""
@@ -271,6 +327,18 @@ class Trainer(Protocol):
 
     def buckets(self) -> AsyncIterator[Bucket]:
         """Full weights in Hugging Face names, in manifest order. Collective over ranks; the driver gets them once."""
+        ...
+
+    async def outlet(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the `rl.weights.outlet.WeightOutlet` that is beside rank 0's weights."""
+        ...
+
+    def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+        """As `buckets`, but each goes from rank 0 by a method of its outlet, and the driver gets only where it is."""
+        ...
+
+    async def copy_posted(self) -> Any:
+        """The bucket that was posted last, where engines can take it from at any time (`rl.rollout.replicas`)."""
         ...
 
     async def offload(self) -> None: ...

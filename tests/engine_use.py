@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import numpy as np
 
-from rl.protocols import RolloutEngine, TensorSpec, UpdateManifest
+from rl.protocols import Bucket, RemoteBucket, RolloutEngine, TensorSpec, UpdateManifest
 from rl.types import Prompt, Rollout, Sampling
+from rl.weights.outlet import WeightOutlet
+from rl.weights.packed import pack
 
 
 def weights_of(model: Any) -> list[tuple[str, Any]]:
@@ -29,6 +31,47 @@ async def publish(engine: RolloutEngine, model: Any, version: int, *, per_bucket
     for start in range(0, len(weights), per_bucket):
         await update.send(weights[start : start + per_bucket])
     await update.commit(version)
+
+
+class Source:
+    """Tensors that a test holds, as a trainer of one rank sends them: what `publish_weights` needs of a trainer.
+
+    `sent` are those of the manifest unless they are to differ.
+    """
+
+    def __init__(
+        self,
+        weights: list[tuple[str, Any]],
+        *,
+        outlet: WeightOutlet,
+        sent: list[tuple[str, Any]] | None = None,
+        per_bucket: int = 5,
+    ) -> None:
+        self._weights = weights
+        self._sent = weights if sent is None else sent
+        self._outlet = outlet
+        self._per_bucket = per_bucket
+        self._posted: Bucket = []
+
+    async def manifest(self, version: int) -> UpdateManifest:
+        return manifest_of(self._weights, version)
+
+    async def buckets(self) -> AsyncIterator[Bucket]:
+        for start in range(0, len(self._sent), self._per_bucket):
+            yield self._sent[start : start + self._per_bucket]
+
+    async def outlet(self, method: str, *arguments: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._outlet, method), *arguments)
+
+    async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+        async for bucket in self.buckets():
+            self._posted = bucket
+            yield await self.outlet(method, bucket, *arguments)
+
+    async def copy_posted(self) -> Any:
+        import ray
+
+        return ray.put(pack(self._posted))
 
 
 async def sample_group(

@@ -24,6 +24,7 @@ from rl.config.schema import (
     SGLangRolloutConfig,
     VLLMRolloutConfig,
 )
+from rl.config.transport import check_weight_transport
 
 Range = tuple[str, Callable[[Any], bool], str]
 
@@ -201,6 +202,7 @@ def check_devices(config: RunConfig) -> None:
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
     check_replicas(config.backend.rollout)
+    check_weight_transport(config)
     if isinstance(config.backend.trainer, MegatronConfig):
         check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
     if isinstance(config.backend.rollout, SGLangRolloutConfig):

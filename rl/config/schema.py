@@ -83,6 +83,23 @@ class InFlight(Enum):
     sampled with."""
 
 
+class WeightTransport(Enum):
+    """How published weights get from the trainer's rank 0 to the engines. All carry the same tensors."""
+
+    auto = "auto"
+    """ipc where they share a process or its devices, collective where the engines have devices of their own, else
+    bytes; see rl/config/transport.py."""
+    ipc = "ipc"
+    """Handed over in this process. An engine with processes of its own gets handles of the GPU's memory (CUDA IPC); on
+    a CPU, shared memory or bytes."""
+    collective = "collective"
+    """Broadcast from rank 0 to all workers of all engines: NCCL (RCCL) on GPUs, gloo on a CPU."""
+    bytes = "bytes"
+    """Through the host's memory and this process."""
+    disk = "disk"
+    """Through files in the run folder, which every machine of the run must see."""
+
+
 class Notation(Enum):
     """How the arithmetic task writes problem and answer."""
 
@@ -316,6 +333,7 @@ class PlacementConfig:
     more than one batch adds to it; `mode=plan` prints the bound that follows, and no run exceeds it."""
     publish_every: int = 1
     """Steps per weight publish."""
+    weight_transport: WeightTransport = WeightTransport.auto
 
 
 @dataclass

@@ -10,14 +10,17 @@ from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
 from rl.protocols import RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
+from rl.weights.transport import Transport
 
 
 class Colocated:
     samples_while_training = False
 
-    def __init__(self, config: ColocatedConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
+    def __init__(
+        self, config: ColocatedConfig, *, trainer: Trainer, engine: RolloutEngine, transport: Transport
+    ) -> None:
         del config
-        self._trainer, self._engine = trainer, engine
+        self._trainer, self._engine, self._transport = trainer, engine, transport
 
     @classmethod
     def gpu_map(cls, config: ColocatedConfig, *, gpus_per_engine: int, num_groups: int, per_device: int) -> GpuMap:
@@ -38,7 +41,7 @@ class Colocated:
         """
         await self._engine.sleep()
         await self._trainer.onload()
-        residency = _Residency(self._trainer, self._engine)
+        residency = _Residency(self._trainer, self._engine, self._transport)
         yield residency
         assert residency.has_published, "a colocated engine drops its weights asleep and needs them again"
         await self._trainer.offload()
@@ -52,12 +55,12 @@ class Colocated:
 
 
 class _Residency:
-    def __init__(self, trainer: Trainer, engine: RolloutEngine) -> None:
-        self._trainer, self._engine = trainer, engine
+    def __init__(self, trainer: Trainer, engine: RolloutEngine, transport: Transport) -> None:
+        self._trainer, self._engine, self._transport = trainer, engine, transport
         self.has_published = False
 
     async def publish(self, version: int) -> PublishStats:
         await self._engine.wake_weights()
-        stats = await publish_weights(self._trainer, self._engine, version=version)
+        stats = await publish_weights(self._trainer, self._engine, version=version, transport=self._transport)
         self.has_published = True
         return stats

@@ -12,6 +12,7 @@ from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
 from rl.protocols import PauseMode, RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
+from rl.weights.transport import Transport
 
 PAUSE_MODES = {
     InFlight.finish: PauseMode.WAIT,
@@ -25,9 +26,11 @@ class FullyAsync:
 
     samples_while_training = True
 
-    def __init__(self, config: FullyAsyncConfig, *, trainer: Trainer, engine: RolloutEngine) -> None:
+    def __init__(
+        self, config: FullyAsyncConfig, *, trainer: Trainer, engine: RolloutEngine, transport: Transport
+    ) -> None:
         self._pause_mode = PAUSE_MODES[config.in_flight]
-        self._trainer, self._engine = trainer, engine
+        self._trainer, self._engine, self._transport = trainer, engine, transport
 
     @classmethod
     def gpu_map(cls, config: FullyAsyncConfig, *, gpus_per_engine: int, num_groups: int, per_device: int) -> GpuMap:
@@ -50,7 +53,7 @@ class FullyAsync:
         started = time.monotonic()
         await self._engine.pause(self._pause_mode)
         pause_s = time.monotonic() - started
-        stats = await publish_weights(self._trainer, self._engine, version=version)
+        stats = await publish_weights(self._trainer, self._engine, version=version, transport=self._transport)
         await self._engine.resume()
         return replace(stats, pause_s=pause_s)
 

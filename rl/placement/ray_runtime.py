@@ -125,6 +125,16 @@ def own_place() -> Place:
     return Place(ray.get_runtime_context().get_node_id(), os.getpid(), log, host_oom_kills())
 
 
+def own_host() -> str:
+    """The address at which other processes of the run reach this one: loopback unless Ray has several machines."""
+    import ray
+    import ray.util
+
+    if not ray.is_initialized() or len(ray.nodes()) == 1:
+        return "127.0.0.1"
+    return ray.util.get_node_ip_address()
+
+
 def is_here(place: Place) -> bool:
     """Whether that actor's machine is this one."""
     import ray

@@ -13,10 +13,11 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from rl.protocols import Bucket, EngineError, PauseMode, UpdateManifest
+from rl.protocols import Bucket, EngineError, Meeting, PauseMode, RemoteBucket, UpdateManifest
 from rl.rollout.lifecycle import Lifecycle, Phase
 from rl.rollout.sampler import Outcome, Part, Sampled, Sampler, part_seed, stop_reach
 from rl.types import FinishReason, IntArray, Prompt, Rollout, Sampling
@@ -340,14 +341,27 @@ class Engine:
 class _UpdateSession:
     """Whatever goes wrong in it, a cancellation included, leaves the engine unfit."""
 
+    keeps_copies = False
+
     def __init__(self, engine: Engine, version: int) -> None:
         self._engine = engine
         self._version = version
         self._is_open = True
 
-    async def send(self, bucket: Bucket) -> None:
+    async def send(self, bucket: Bucket | RemoteBucket) -> None:
         async with self._guard():
             await self._engine._sampler.receive(bucket)
+
+    def keep(self, copy: Any) -> None:
+        raise AssertionError("one engine starts once, so it keeps no copies")
+
+    async def groups(self) -> list[str | None]:
+        async with self._guard():
+            return await self._engine._sampler.weight_groups()
+
+    async def join(self, meeting: Meeting, *, first_rank: int = 1) -> None:
+        async with self._guard():
+            await self._engine._sampler.join_group(meeting, first_rank)
 
     async def commit(self, version: int) -> None:
         async with self._guard():

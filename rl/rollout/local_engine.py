@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from rl.config.schema import LocalRolloutConfig
-from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.rollout.decoding import Decoder, FinishedSample, SampleRequest
 from rl.rollout.engine import Engine
 from rl.rollout.memory import cache_bytes_per_token
@@ -26,6 +26,7 @@ from rl.rollout.sampler import NOTHING_SAMPLED, Outcome, Part
 from rl.rollout.update import ModelUpdate
 from rl.types import Prompt, Sampling
 from rl.weights.digest import tensor_digest
+from rl.weights.inlet import WeightInlet
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class LocalSampler:
         self._is_dispatch_due = False
         self._version = -1
         self._update: ModelUpdate | None = None
+        self._inlet = WeightInlet(self._device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-engine")
 
     async def start(self, *, deliver: Callable[[Sequence[Outcome]], None], die: Callable[[str], None]) -> None:
@@ -190,10 +192,20 @@ class LocalSampler:
     async def begin_update(self, manifest: UpdateManifest) -> None:
         self._update = await self._call(lambda: ModelUpdate(self._model, manifest))
 
-    async def receive(self, bucket: Bucket) -> None:
+    async def receive(self, bucket: Bucket | RemoteBucket) -> None:
         assert self._update is not None
         update = self._update
-        await self._call(lambda: update.receive(bucket))
+
+        def receive() -> None:
+            update.receive(bucket if isinstance(bucket, list) else list(self._inlet.fetch(bucket).items()))
+
+        await self._call(receive)
+
+    async def weight_groups(self) -> list[str | None]:
+        return [self._inlet.group_id]
+
+    async def join_group(self, meeting: Meeting, first_rank: int) -> None:
+        await self._call(lambda: self._inlet.join(meeting, rank=first_rank))
 
     async def finish_update(self, version: int) -> None:
         assert self._update is not None
@@ -236,6 +248,7 @@ class LocalSampler:
         self._thread.shutdown(wait=False)
 
     def _free(self) -> None:
+        self._inlet.leave()
         del self._model, self._decoder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

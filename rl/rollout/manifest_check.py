@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rl.protocols import Bucket, EngineError, UpdateManifest
+from rl.protocols import Bucket, EngineError, TensorSpec, UpdateManifest
+from rl.weights.flat import specs_of
 
 NAMES_SHOWN = 5
 
@@ -20,14 +21,18 @@ class ManifestCheck:
 
     def accept(self, bucket: Bucket) -> None:
         """Raises `EngineError` at the first tensor that is not as the manifest says, or came before."""
-        for name, tensor in bucket:
-            if name not in self._pending:
-                fault = "arrived twice" if name in self._known else "is not in the manifest"
-                raise EngineError(f"tensor {name} {fault}.")
-            expected = self._pending.pop(name)
-            found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        self.accept_specs(specs_of(bucket))
+
+    def accept_specs(self, specs: Iterable[TensorSpec]) -> None:
+        """Likewise, of tensors that are elsewhere."""
+        for spec in specs:
+            if spec.name not in self._pending:
+                fault = "arrived twice" if spec.name in self._known else "is not in the manifest"
+                raise EngineError(f"tensor {spec.name} {fault}.")
+            expected = self._pending.pop(spec.name)
+            found = (spec.dtype, tuple(spec.shape))
             if found != expected:
-                raise EngineError(f"tensor {name} is {found}, the manifest says {expected}.")
+                raise EngineError(f"tensor {spec.name} is {found}, the manifest says {expected}.")
 
     def check_complete(self) -> None:
         if self._pending:

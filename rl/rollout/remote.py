@@ -36,13 +36,16 @@ from rl.protocols import (
     Bucket,
     EngineCapabilities,
     EngineError,
+    Meeting,
     PauseMode,
+    RemoteBucket,
     RolloutEngine,
     UpdateManifest,
     UpdateSession,
 )
 from rl.rollout.liveness import BEAT_INTERVAL_S, PROCESS_LIMIT_S, Probe, as_engine_error, is_done_within
 from rl.types import Prompt, Rollout, Sampling
+from rl.weights.packed import PackedBucket, pack, unpack
 
 START_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 60.0
@@ -59,9 +62,6 @@ class _Call:
 
 _Results = list[tuple[int, Rollout | EngineError]]
 """By `_Call.call_id`."""
-
-_PackedBucket = list[tuple[str, str, tuple[int, ...], Any]]
-"""(name, dtype, shape, bytes as numpy), which Ray moves through shared memory."""
 
 
 class _EngineHost:
@@ -152,13 +152,13 @@ class _EngineHost:
         with self._probe.command():
             return await _known_error_as_value(open_update())
 
-    async def update(self, method: str, *arguments: Any) -> Any:
+    async def update(self, method: str, *arguments: Any, **options: Any) -> Any:
         assert self._session is not None, "no update is open"
         with self._probe.command():
-            return await _known_error_as_value(getattr(self._session, method)(*arguments))
+            return await _known_error_as_value(getattr(self._session, method)(*arguments, **options))
 
-    async def send(self, packed: _PackedBucket) -> Any:
-        return await self.update("send", _unpacked(packed))
+    async def send(self, packed: PackedBucket) -> Any:
+        return await self.update("send", unpack(packed))
 
 
 async def _known_error_as_value(work: Coroutine[Any, Any, Any]) -> Any:
@@ -325,7 +325,7 @@ class RemoteEngine:
         from ray.exceptions import RayError
 
         try:
-            return await asyncio.to_thread(lambda: ray.put(_packed(bucket)))
+            return await asyncio.to_thread(lambda: ray.put(pack(bucket)))
         except RayError as error:
             raise EngineError(f"Ray's object store did not take a bucket of weights: {error}") from error
 
@@ -440,17 +440,30 @@ class RemoteEngine:
 class _RemoteSession:
     """One bucket at a time: the next leaves the trainer when the engine has taken the last."""
 
+    keeps_copies = False
+
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    async def send(self, bucket: Bucket) -> None:
-        self._engine._check_running()
-        await self._engine._ask("send", self._engine._actor.send.remote(_packed(bucket)))
+    async def send(self, bucket: Bucket | RemoteBucket) -> None:
+        if isinstance(bucket, list):
+            await self.send_shared(pack(bucket))
+        else:
+            await self._update("send", bucket)
 
     async def send_shared(self, shared: Any) -> None:
         """A bucket that `RemoteEngine.share` has laid out for all engines."""
         self._engine._check_running()
         await self._engine._ask("send", self._engine._actor.send.remote(shared))
+
+    def keep(self, copy: Any) -> None:
+        raise AssertionError("one engine starts once, so it keeps no copies")
+
+    async def groups(self) -> list[str | None]:
+        return await self._update("groups")
+
+    async def join(self, meeting: Meeting, *, first_rank: int = 1) -> None:
+        await self._update("join", meeting, first_rank=first_rank)
 
     async def commit(self, version: int) -> None:
         await self._update("commit", version)
@@ -460,32 +473,9 @@ class _RemoteSession:
         if self._engine._death is None:
             await self._update("abort")
 
-    async def _update(self, method: str, *arguments: Any) -> None:
+    async def _update(self, method: str, *arguments: Any, **options: Any) -> Any:
         self._engine._check_running()
-        await self._engine._ask(method, self._engine._actor.update.remote(method, *arguments))
-
-
-def _packed(bucket: Bucket) -> _PackedBucket:
-    """numpy knows no bfloat16, so the bytes travel."""
-    import torch
-
-    packed = []
-    for name, tensor in bucket:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        packed.append(
-            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy())
-        )
-    return packed
-
-
-def _unpacked(packed: _PackedBucket) -> Bucket:
-    """Copies: what Ray hands out is shared and read only, and an engine may keep or change what it is given."""
-    import torch
-
-    return [
-        (name, torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape))
-        for name, dtype, shape, array in packed
-    ]
+        return await self._engine._ask(method, self._engine._actor.update.remote(method, *arguments, **options))
 
 
 def _wait_for_end(pid: int) -> None:

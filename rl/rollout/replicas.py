@@ -21,7 +21,9 @@ from rl.protocols import (
     Bucket,
     EngineCapabilities,
     EngineError,
+    Meeting,
     PauseMode,
+    RemoteBucket,
     RolloutEngine,
     UpdateManifest,
     UpdateSession,
@@ -474,21 +476,47 @@ async def _replay(weights: _Weights, engine: Replica) -> None:
 class _SetUpdate:
     """One update of all engines; each bucket is laid out once. Whatever goes wrong leaves the whole set unfit."""
 
+    keeps_copies = True
+
     def __init__(self, owner: ReplicaSet, manifest: UpdateManifest) -> None:
         self._owner = owner
         self._manifest = manifest
         self._updates: dict[_Member, SharedUpdate] = {}
         """Of the engines that live."""
+        self._num_workers: dict[_Member, int] = {}
         self._buckets: list[Any] = []
         self._is_open = True
 
     async def open_on(self, member: _Member) -> None:
         self._updates[member] = await member.engine.open_update(self._manifest)
 
-    async def send(self, bucket: Bucket) -> None:
+    async def send(self, bucket: Bucket | RemoteBucket) -> None:
         async with self._guard():
-            self._buckets.append(await self._owner._members[0].engine.share(bucket))
-            await self._on_each("send_shared", self._buckets[-1])
+            if isinstance(bucket, list):
+                self.keep(await self._owner._members[0].engine.share(bucket))
+                await self._on_each("send_shared", self._buckets[-1])
+            else:
+                await self._on_each("send", bucket)
+
+    def keep(self, copy: Any) -> None:
+        self._buckets.append(copy)
+
+    async def groups(self) -> list[str | None]:
+        """Of the engines that live, in their order."""
+        async with self._guard():
+            answers = await self._on_each("groups")
+            self._num_workers = {member: len(ids) for member, ids in answers.items()}
+            return [group_id for ids in answers.values() for group_id in ids]
+
+    async def join(self, meeting: Meeting, *, first_rank: int = 1) -> None:
+        """One that has died since `groups` is missed by the others, and by the trainer."""
+        async with self._guard():
+            calls = {}
+            for member, num_workers in self._num_workers.items():
+                if member in self._updates:
+                    calls[member] = self._updates[member].join(meeting, first_rank=first_rank)
+                first_rank += num_workers
+            await self._of_the_living(calls)
 
     async def commit(self, version: int) -> None:
         async with self._guard():
@@ -516,11 +544,16 @@ class _SetUpdate:
             self._owner._writing.release()
             self._owner._end_update("its last weight update did not complete")
 
-    async def _on_each(self, method: str, *arguments: Any) -> None:
+    async def _on_each(self, method: str, *arguments: Any) -> dict[_Member, Any]:
+        return await self._of_the_living(
+            {member: getattr(update, method)(*arguments) for member, update in self._updates.items()}
+        )
+
+    async def _of_the_living(self, calls: Mapping[_Member, Coroutine[Any, Any, Any]]) -> dict[_Member, Any]:
         """The dead drop out: they are started again with these weights, once they are complete."""
-        calls = {member: getattr(update, method)(*arguments) for member, update in self._updates.items()}
         answers = await self._owner._on_each(calls)
         self._updates = {member: self._updates[member] for member in answers}
+        return answers
 
     @contextlib.asynccontextmanager
     async def _guard(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.types import FinishReason, FloatArray, IntArray, Prompt, Sampling, sample_seed
 
 
@@ -131,8 +131,19 @@ class Sampler(Protocol):
         """No request is running now, nor until `finish_update` or `abort_update`."""
         ...
 
-    async def receive(self, bucket: Bucket) -> None:
-        """Raises `EngineError` at the first tensor that is not as the manifest says."""
+    async def receive(self, bucket: Bucket | RemoteBucket) -> None:
+        """Raises `EngineError` at the first tensor that is not as the manifest says, or if a remote one cannot be had.
+
+        A broadcast is taken before it is looked at, so that a bad tensor holds up no other member of the group.
+        """
+        ...
+
+    async def weight_groups(self) -> list[str | None]:
+        """Of each worker, in order of rank, the id of the process group for weights that it is in."""
+        ...
+
+    async def join_group(self, meeting: Meeting, first_rank: int) -> None:
+        """Each worker joins, with its own rank after `first_rank`. Raises `EngineError` if no group is formed."""
         ...
 
     async def finish_update(self, version: int) -> None:

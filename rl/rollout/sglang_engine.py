@@ -30,7 +30,15 @@ import torch.multiprocessing.reductions  # registers how tensors cross processes
 from transformers import AutoTokenizer
 
 from rl.config.schema import SGLangRolloutConfig
-from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
+from rl.protocols import (
+    Bucket,
+    EngineCapabilities,
+    EngineError,
+    Meeting,
+    RemoteBucket,
+    TensorSpec,
+    UpdateManifest,
+)
 from rl.rollout.engine import Engine
 from rl.rollout.manifest_check import ManifestCheck
 from rl.rollout.memory import check_freed
@@ -42,6 +50,7 @@ from rl.rollout.sglang_requests import request_of, rid_of
 from rl.rollout.versions import warn_if_untested
 from rl.types import Prompt, Sampling
 from rl.weights.flat import flattened
+from rl.weights.inlet import to_json
 
 CLOSE_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 5.0
@@ -235,9 +244,14 @@ class SGLangSampler:
         self._update = ManifestCheck(manifest)
         await self._call("begin_update")
 
-    async def receive(self, bucket: Bucket) -> None:
+    async def receive(self, bucket: Bucket | RemoteBucket) -> None:
         """Through shared memory: of the device if the tensors are there, else of the host."""
         assert self._update is not None
+        if not isinstance(bucket, list):
+            fetched = await self._call("fetch", to_json(bucket))
+            self._update.accept_specs(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in fetched)
+            await self._call("load_fetched")
+            return
         self._update.accept(bucket)
         if not bucket:
             return
@@ -246,6 +260,12 @@ class SGLangSampler:
         )
         await self._call("load", payloads)
         del flat  # what the workers read until here
+
+    async def weight_groups(self) -> list[str | None]:
+        return await self._call("weight_groups")
+
+    async def join_group(self, meeting: Meeting, first_rank: int) -> None:
+        await self._call("join_group", to_json(meeting), first_rank)
 
     async def finish_update(self, version: int) -> None:
         assert self._update is not None

@@ -129,6 +129,19 @@ class Server:
         )
         _check("update_weights_from_tensor", await self._manager.update_weights_from_tensor(request, None))
 
+    async def weight_groups(self) -> list[str | None]:
+        return await self._rpc("rl_weight_group")
+
+    async def join_group(self, meeting: str, first_rank: int) -> None:
+        await self._rpc("rl_join_group", meeting=meeting, first_rank=first_rank)
+
+    async def fetch(self, bucket: str) -> list[tuple[str, str, list[int]]]:
+        """(name, dtype, shape) of the tensors that every worker now holds, and has not yet loaded."""
+        return (await self._rpc("rl_fetch", bucket=bucket))[0]
+
+    async def load_fetched(self) -> None:
+        await self._rpc("rl_load_fetched")
+
     async def finish_update(self, version: int) -> None:
         await self._rpc("rl_check_weights")
         await self._end_session()

@@ -20,6 +20,8 @@ from rl.rollout.sglang_environment import SEEDED_BACKEND
 if TYPE_CHECKING:
     import torch
 
+    from rl.weights.inlet import WeightInlet
+
 
 MAX_DRAWN_ELEMENTS = 2**24
 """Rows x vocabulary whose probabilities exist at once in double precision: 128 MiB a copy."""
@@ -59,6 +61,8 @@ class SchedulerExtension:
     tp_group: Any
 
     rl_version = -1
+    rl_inlet: WeightInlet | None = None
+    rl_fetched: dict[str, torch.Tensor] | None = None
 
     def handle_rpc_request(self, recv_req: Any) -> Any:
         if not recv_req.method.startswith("rl_"):
@@ -107,6 +111,38 @@ class SchedulerExtension:
             for parameter in self._rl_model.parameters():
                 if parameter.is_floating_point() and parameter.itemsize >= 2:
                     parameter.data.fill_(torch.nan)
+
+    def rl_weight_group(self) -> str | None:
+        return self._rl_inlet().group_id
+
+    def rl_join_group(self, meeting: str, first_rank: int) -> None:
+        import torch.distributed as dist
+
+        from rl.weights.inlet import meeting_from_json
+
+        own_rank = dist.get_rank(self.tp_group.cpu_group)
+        self._rl_inlet().join(meeting_from_json(meeting), rank=first_rank + own_rank)
+
+    def rl_fetch(self, bucket: str) -> list[tuple[str, str, list[int]]]:
+        """One bucket that the trainer broadcasts or has stored; `rl_load_fetched` puts it into the model."""
+        from rl.weights.flat import specs_of
+        from rl.weights.inlet import bucket_from_json
+
+        self.rl_fetched = self._rl_inlet().fetch(bucket_from_json(bucket))
+        return [(spec.name, spec.dtype, list(spec.shape)) for spec in specs_of(list(self.rl_fetched.items()))]
+
+    def rl_load_fetched(self) -> None:
+        """By the model's own loader, as `update_weights_from_tensor` does it with each bucket."""
+        fetched, self.rl_fetched = self.rl_fetched, None
+        assert fetched is not None, "nothing was fetched"
+        self._rl_model.load_weights(list(fetched.items()))
+
+    def _rl_inlet(self) -> WeightInlet:
+        from rl.weights.inlet import WeightInlet
+
+        if self.rl_inlet is None:
+            self.rl_inlet = WeightInlet(next(self._rl_model.parameters()).device)
+        return self.rl_inlet
 
     def rl_check_weights(self) -> None:
         """Raises ValueError if a parameter still holds a NaN somewhere."""

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import safetensors.torch
 
 from rl.config.schema import VLLMRolloutConfig
-from rl.protocols import Bucket, EngineCapabilities, EngineError, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.memory import check_freed
 from rl.rollout.processes import block_interrupts
@@ -33,7 +32,9 @@ from rl.rollout.vllm_core import (
 )
 from rl.rollout.vllm_requests import finish_reason, sampled_logprobs
 from rl.types import Prompt, Sampling
+from rl.weights.inlet import to_json
 from rl.weights.ipc import share_bucket
+from rl.weights.packed import safetensors_bytes
 
 T = TypeVar("T")
 
@@ -184,15 +185,18 @@ class VLLMSampler:
         tensors = [(spec.name, spec.dtype, list(spec.shape)) for spec in manifest.tensors]
         await self._call(lambda: self._core.rpc("rl_begin_update", manifest.version, tensors))
 
-    async def receive(self, bucket: Bucket) -> None:
+    async def receive(self, bucket: Bucket | RemoteBucket) -> None:
         """By a handle in the GPU's memory, into which tensors of the host go first; on CPU as safetensors bytes.
 
         vLLM's RPC moves bytes at 0.25 GB/s.
         """
+        if not isinstance(bucket, list):
+            await self._call(lambda: self._core.rpc("rl_fetch", to_json(bucket)))
+            return
         if not bucket:
             return
         if self._device == "cpu":
-            await self._call(lambda: self._core.rpc("rl_receive", _payload(bucket)))
+            await self._call(lambda: self._core.rpc("rl_receive", safetensors_bytes(bucket)))
             return
 
         def hand_over() -> None:
@@ -201,6 +205,12 @@ class VLLMSampler:
             self._core.rpc("rl_receive_shared", shared.layout, shared.handle)
 
         await self._call(hand_over)
+
+    async def weight_groups(self) -> list[str | None]:
+        return await self._call(lambda: self._core.rpc("rl_weight_group"))
+
+    async def join_group(self, meeting: Meeting, first_rank: int) -> None:
+        await self._call(lambda: self._core.rpc("rl_join_group", to_json(meeting), first_rank))
 
     async def finish_update(self, version: int) -> None:
         def finish() -> None:
@@ -304,8 +314,3 @@ class VLLMSampler:
                 self._loop.call_soon_threadsafe(self._die, f"{type(error).__name__}: {error}")
 
         self._thread.submit(function).add_done_callback(report)
-
-
-def _payload(bucket: Bucket) -> bytes:
-    """What `WeightReceiver.rl_receive` reads."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in bucket})

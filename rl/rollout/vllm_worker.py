@@ -15,6 +15,8 @@ from rl.rollout.processes import end_with_parent
 if TYPE_CHECKING:
     import torch
 
+    from rl.weights.inlet import WeightInlet
+
 
 class _OpenUpdate:
     """What of a manifest is still missing, and which parameters of vLLM's model were written."""
@@ -30,9 +32,12 @@ class WeightReceiver:
 
     model_runner: Any
     vllm_config: Any
+    device: torch.device
+    rank: int
 
     rl_version = -1
     rl_update: _OpenUpdate | None = None
+    rl_inlet: WeightInlet | None = None
 
     def rl_attach(self) -> int:
         """Ties this process to its parent: if that is killed, no engine is left holding the device. Returns the pid."""
@@ -98,6 +103,27 @@ class WeightReceiver:
         from rl.weights.ipc import open_bucket
 
         self._rl_load(open_bucket(layout, handle))
+
+    def rl_weight_group(self) -> str | None:
+        return self._rl_inlet().group_id
+
+    def rl_join_group(self, meeting: str, first_rank: int) -> None:
+        from rl.weights.inlet import meeting_from_json
+
+        self._rl_inlet().join(meeting_from_json(meeting), rank=first_rank + self.rank)
+
+    def rl_fetch(self, bucket: str) -> None:
+        """One bucket that the trainer broadcasts or has stored."""
+        from rl.weights.inlet import bucket_from_json
+
+        self._rl_load(self._rl_inlet().fetch(bucket_from_json(bucket)))
+
+    def _rl_inlet(self) -> WeightInlet:
+        from rl.weights.inlet import WeightInlet
+
+        if self.rl_inlet is None:
+            self.rl_inlet = WeightInlet(self.device)
+        return self.rl_inlet
 
     def _rl_load(self, tensors: dict[str, torch.Tensor]) -> None:
         from vllm.config import set_current_vllm_config

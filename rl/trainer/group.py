@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from rl.config.build import build
 from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
 from rl.faults import FaultClass, classify
-from rl.placement.ray_runtime import Place, actor_env, end_process, ensure_ray, obituary, own_place
-from rl.protocols import Bucket, TrainerRank, UpdateManifest
+from rl.placement.ray_runtime import Place, actor_env, end_process, ensure_ray, obituary, own_host, own_place
+from rl.protocols import Bucket, EngineError, RemoteBucket, TrainerRank, UpdateManifest
 from rl.trainer.packing import pack_to_score
 from rl.trainer.phases import enter_phase, last_phase, record_phases
 from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
+from rl.weights.collective import serve_store
+from rl.weights.outlet import WeightOutlet
+from rl.weights.packed import pack
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
@@ -87,6 +91,17 @@ class TrainerGroup:
         while (bucket := (await self._all("next_bucket"))[0]) is not None:
             yield bucket
 
+    async def outlet(self, method: str, *arguments: Any) -> Any:
+        return _value((await self._all("outlet", method, *arguments))[0])
+
+    async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+        await self._all("open_buckets")
+        while (posted := _value((await self._all("post_bucket", method, *arguments))[0])) is not None:
+            yield posted
+
+    async def copy_posted(self) -> Any:
+        return (await self._all("copy_posted"))[0]
+
     async def offload(self) -> None:
         await self._all("offload")
 
@@ -117,6 +132,10 @@ class _RankHost:
         self._buckets: Iterator[Bucket] | None = None
         self._buckets_to_cpu = buckets_to_cpu
         self._store: Any = None
+        self._outlet: WeightOutlet | None = None
+        """Rank 0's."""
+        self._posted: Bucket = []
+        """The bucket that it sends."""
 
     def where(self) -> Place:
         place = own_place()
@@ -124,22 +143,17 @@ class _RankHost:
             record_phases(path)
         return place
 
-    def open_store(self, *, num_ranks: int, one_node: bool) -> str:
+    def open_store(self) -> str:
         """Serves the ranks' meeting point on a free port, and gives its address."""
-        import ray.util
-        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-        host = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
-        # TCPStore by itself would listen on every interface.
-        listener = socket.create_server((host, 0))
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            host, port, num_ranks, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return f"{host}:{port}"
+        self._store, address = serve_store(own_host())
+        return address
 
     def build(self, config: TrainerConfig, arguments: dict[str, Any]) -> None:
         self._rank = build(config, **arguments)
+        if arguments["rank"] == 0:
+            device = arguments["device"]
+            own = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+            self._outlet = WeightOutlet(device=own, host=own_host())
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         enter_phase(method)
@@ -152,10 +166,31 @@ class _RankHost:
             self._buckets = iter(self._built.buckets())
             return None
         if method == "next_bucket":
-            assert self._buckets is not None, "buckets are not open"
-            bucket = next(self._buckets, None)
+            bucket = self._next_bucket()
             return [(name, tensor.cpu()) for name, tensor in bucket] if bucket and self._buckets_to_cpu else bucket
+        if method == "post_bucket":
+            by, *rest = arguments
+            bucket = self._next_bucket()
+            self._posted = bucket or []
+            return None if bucket is None else self._ask_outlet(by, bucket, *rest)
+        if method == "copy_posted":
+            return None if self._outlet is None else _held_by_ray(pack(self._posted))
+        if method == "outlet":
+            return self._ask_outlet(*arguments)
         return getattr(self._built, method)(*arguments)
+
+    def _next_bucket(self) -> Bucket | None:
+        assert self._buckets is not None, "buckets are not open"
+        return next(self._buckets, None)
+
+    def _ask_outlet(self, method: str, *arguments: Any) -> Any:
+        """Nothing on other ranks than 0. An error travels as a value: it is no rank's death."""
+        if self._outlet is None:
+            return None
+        try:
+            return getattr(self._outlet, method)(*arguments)
+        except EngineError as error:
+            return error
 
     @property
     def is_built(self) -> bool:
@@ -222,7 +257,7 @@ class _Actors:
         actor_class = ray.remote(_RankHost).options(max_restarts=0, runtime_env={"env_vars": env}, **options)
         self._actors = [actor_class.remote(buckets_to_cpu=True) for _ in range(self._num_ranks)]
         self._places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
-        store = self._actors[0].open_store.remote(num_ranks=self._num_ranks, one_node=one_node)
+        store = self._actors[0].open_store.remote()
         address = (await self._gather("open_store", [store], START_TIMEOUT_S))[0]
         builds = [
             actor.build.remote(self._config, self._arguments | {"rank": rank, "store": address})
@@ -296,6 +331,18 @@ class _Actors:
 
 async def _result_of(reference: Any) -> Any:
     return await reference
+
+
+def _held_by_ray(value: Any) -> Any:
+    import ray
+
+    return ray.put(value)
+
+
+def _value(answer: Any) -> Any:
+    if isinstance(answer, EngineError):
+        raise answer
+    return answer
 
 
 def _phase_file(place: Place) -> Path | None:

@@ -31,8 +31,10 @@ from rl.placement.ray_runtime import ensure_ray, shutdown_ray
 from rl.protocols import EngineError, EngineUnfit, PauseMode, RolloutEngine
 from rl.trainer.group import TrainerGroup
 from rl.types import FinishReason, Prompt, Rollout, Sampling
+from rl.weights.outlet import WeightOutlet
 from rl.weights.publish import publish_weights
-from tests.engine_use import EngineSession, logprobs_of, manifest_of, publish, sample_group, weights_of
+from rl.weights.transport import Collective, Disk, Handed, Transport
+from tests.engine_use import EngineSession, Source, logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.processes import descendants, is_alive
 from tests.tiny_models import write_tiny_qwen3
 
@@ -120,6 +122,8 @@ class Session(EngineSession):
         self.kind = kind
         is_exact = DEVICE == "cpu" or kind in ("local", "remote", "replicas")
         self.atol = (ATOL[kind] if DEVICE == "cpu" else 1e-4) if is_exact else BF16_ATOL
+        self.outlet = WeightOutlet(device=torch.device(DEVICE), host="127.0.0.1")
+        """The trainer's end, over all tests: its process group is formed once."""
         self.version_at_start = self.run(self.engine.policy_version())
         self.refusal_at_start = self.error_of(sample(self.engine))
 
@@ -129,6 +133,14 @@ class Session(EngineSession):
         except EngineError as error:
             return error
         return None
+
+    def publish_by(
+        self, transport: Transport, model: Any, version: int, *, spoil: Callable[[Weights], Weights] | None = None
+    ) -> None:
+        """`spoil` changes what is sent, and not the manifest."""
+        weights = weights_of(model)
+        source: Any = Source(weights, outlet=self.outlet, sent=None if spoil is None else spoil(weights))
+        self.run(publish_weights(source, self.engine, version=version, transport=transport))
 
     @property
     def pid(self) -> int:
@@ -151,6 +163,7 @@ def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[Ses
     before = shared_memory()
     session = Session(request.param, folders[0])
     yield session
+    session.outlet.drop()
     pids = [] if session.kind == "local" else [session.pid, *descendants(session.pid)]
     session.close()
     assert not any(is_alive(pid) for pid in pids)
@@ -390,17 +403,76 @@ def test_a_prompt_that_does_not_fit_is_refused_and_others_go_on(session: Session
 # Weights.
 
 
-def test_new_weights_are_used_and_nothing_cached_of_the_old_ones(session: Session, models: list[Any]):
+@pytest.fixture(params=["handed", "collective", "disk"])
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
+    """The way of the weights, forced: between trainer and engine, or through this process."""
+    if request.param == "collective" and DEVICE == "cuda":
+        pytest.skip("NCCL refuses two ranks on one GPU")
+    return {"handed": Handed(), "collective": Collective(timeout_s=20.0), "disk": Disk(tmp_path / "weights")}[
+        request.param
+    ]
+
+
+def test_new_weights_are_used_and_nothing_cached_of_the_old_ones(
+    session: Session, models: list[Any], transport: Transport, tmp_path: Path
+):
     for version, model in enumerate([models[0], models[1], models[0]], start=10):
-        session.run(publish(session.engine, model, version))
+        session.publish_by(transport, model, version)
         assert session.run(session.engine.policy_version()) == version
         rollouts = session.run(sample(session.engine, prompt_of(300)))
         assert {rollout.min_policy_version for rollout in rollouts} == {version}
         assert_samples_of(rollouts, model, atol=session.atol)
+    assert not any(path.is_file() for path in tmp_path.rglob("*")), "a file was left behind"
+
+
+def test_the_group_for_weights_is_formed_once_and_anew_when_the_trainers_is_another(
+    session: Session, models: list[Any]
+):
+    if DEVICE == "cuda":
+        pytest.skip("NCCL refuses two ranks on one GPU")
+    transport = Collective(timeout_s=20.0)
+    session.publish_by(transport, models[0], 15)
+    first = session.outlet.group()
+    session.publish_by(transport, models[1], 16)
+    assert session.outlet.group() == first
+    session.outlet.drop()  # as when a bucket did not get through
+    session.publish_by(transport, models[0], 17)
+    assert session.outlet.group() not in (None, first)
+    assert_samples_of(session.run(sample(session.engine)), models[0], atol=session.atol)
+
+
+def test_a_trainer_that_is_lost_in_a_broadcast_leaves_the_engine_unfit_in_time(session: Session, models: list[Any]):
+    """Its announcement of a bucket came, and the bucket does not."""
+    if DEVICE == "cuda":
+        pytest.skip("NCCL refuses two ranks on one GPU")
+    weights = weights_of(models[1])
+
+    class Lost(Source):
+        async def post_buckets(self, method: str, *arguments: Any) -> Any:
+            async for posted in super().post_buckets(method, *arguments):
+                yield posted
+                break
+            yield replace(posted, tensors=manifest_of(weights[5:6], 0).tensors)
+
+    async def lose() -> None:
+        source: Any = Lost(weights, outlet=session.outlet)
+        await publish_weights(source, session.engine, version=19, transport=Collective(timeout_s=1.0))
+
+    session.run(publish(session.engine, models[0], 18))
+    session.outlet.drop()
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"did not pass on a bucket of weights within 1 s"):
+        session.run(lose())
+    assert time.monotonic() - began < 20  # two attempts
+    assert session.run(session.engine.policy_version()) == 18
+    with pytest.raises(EngineUnfit, match="did not complete"):
+        session.run(sample(session.engine))
+    session.publish_by(Collective(timeout_s=20.0), models[1], 20)
+    assert_samples_of(session.run(sample(session.engine)), models[1], atol=session.atol)
 
 
 def test_the_trainers_own_buckets_make_the_engine_the_trainers_policy(
-    session: Session, folders: list[Path], models: list[Any]
+    session: Session, folders: list[Path], models: list[Any], transport: Transport
 ):
     async def publish_from_trainer() -> list[Rollout]:
         trainer = TrainerGroup(
@@ -413,7 +485,7 @@ def test_the_trainers_own_buckets_make_the_engine_the_trainers_policy(
             total_updates=1,
         )
         await trainer.start()
-        stats = await publish_weights(trainer, session.engine, version=50)
+        stats = await publish_weights(trainer, session.engine, version=50, transport=transport)
         await trainer.close()
         assert stats.num_bytes == sum(tensor.nbytes for _, tensor in weights_of(models[1]))
         return await sample(session.engine)
@@ -455,22 +527,15 @@ def one_twice(weights: Weights) -> Weights:
     ],
 )
 def test_an_update_with_a_bad_tensor_leaves_the_engine_unfit_until_a_complete_one(
-    session: Session, models: list[Any], spoil: Callable[[Weights], Weights], message: str
+    session: Session, models: list[Any], spoil: Callable[[Weights], Weights], message: str, transport: Transport
 ):
-    async def fail() -> None:
-        weights = weights_of(models[1])
-        update = await session.engine.open_update(manifest_of(weights, 6))
-        for pair in spoil(weights):
-            await update.send([pair])
-        await update.commit(6)
-
     session.run(publish(session.engine, models[0], 5))
     with pytest.raises(EngineError, match=message):
-        session.run(fail())
+        session.publish_by(transport, models[1], 6, spoil=spoil)
     assert session.run(session.engine.policy_version()) == 5
     with pytest.raises(EngineUnfit, match="did not complete"):
         session.run(sample(session.engine))
-    session.run(publish(session.engine, models[1], 7))
+    session.publish_by(transport, models[1], 7)
     assert_samples_of(session.run(sample(session.engine)), models[1], atol=session.atol)
 
 

@@ -39,6 +39,7 @@ from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling
 from rl.weights.digest import tensor_digest
+from rl.weights.transport import Handed
 from tests.made_task import TrainingOnly
 
 P, G = 4, 4
@@ -158,7 +159,7 @@ def run_of(
     return Run(
         trainer=trainer,
         engine=engine,
-        placement=built(config.placement, trainer=trainer, engine=engine),
+        placement=built(config.placement, trainer=trainer, engine=engine, transport=Handed()),
         stream=GroupStream(values, task=task, engine=engine, algorithm=GRPO(algorithm)),
         evaluator=NoEvaluation(),
         canary=canary_of(config.canary, trainer, engine),

@@ -43,6 +43,7 @@ from rl.types import (
     Sampling,
     StepStats,
 )
+from rl.weights.transport import Handed
 from tests.made_task import TrainingOnly
 from tests.simulated_time import simulate
 
@@ -229,7 +230,7 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
     return Run(
         trainer=trainer,
         engine=engine,
-        placement=FullyAsync(config.placement, trainer=trainer, engine=engine),
+        placement=FullyAsync(config.placement, trainer=trainer, engine=engine, transport=Handed()),
         stream=GroupStream(values, task=EvenAndOdd(), engine=engine, algorithm=Dropping(algorithm)),
         evaluator=Evaluation(),
         canary=Canary(
@@ -386,7 +387,9 @@ def test_a_publish_stops_the_requests_before_the_weights_and_lets_them_go_after_
     async def main() -> list[str]:
         engine = Recorder(Engine(TimedSampler()))
         trainer: Any = TimedTrainer()
-        placement = FullyAsync(FullyAsyncConfig(in_flight=in_flight), trainer=trainer, engine=engine)  # type: ignore[arg-type]
+        placement = FullyAsync(  # type: ignore[arg-type]
+            FullyAsyncConfig(in_flight=in_flight), trainer=trainer, engine=engine, transport=Handed()
+        )
         await placement.start()
         stats = await placement.publish(0)
         assert (stats.version, stats.pause_s < 0.1) == (0, True)

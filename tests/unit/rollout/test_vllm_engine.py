@@ -63,21 +63,6 @@ async def sample(
     return await sample_group(engine, prompt, n=n, group_id=group_id, sampling=sampling)
 
 
-def test_tensors_arrive_in_their_own_order_however_they_lie_in_memory():
-    import safetensors.torch
-    import torch
-
-    from rl.rollout.vllm_engine import _payload
-
-    whole = torch.arange(24.0).reshape(4, 6)
-    bucket = [("transposed", whole.T), ("every second row", whole[::2]), ("whole", whole.bfloat16())]
-    arrived = safetensors.torch.load(_payload(bucket))
-    assert arrived.keys() == {name for name, _ in bucket}
-    for name, tensor in bucket:
-        assert arrived[name].dtype == tensor.dtype
-        assert torch.equal(arrived[name], tensor)
-
-
 def test_an_empty_bucket_changes_nothing(session: EngineSession, models: list[Any]):
     async def publish_with_empty_bucket() -> list[Rollout]:
         weights = weights_of(models[1])
