@@ -2,12 +2,14 @@
 
     python scripts/bench_rollout.py throughput --engine vllm --model FOLDER --sequences 256 512 --repeats 3
     python scripts/bench_rollout.py update     --engine vllm --shapes smollm2_135m qwen3_1_7b qwen3_4b
+    python scripts/bench_rollout.py update     --engine vllm --apart --transports handed collective disk
     python scripts/bench_rollout.py sleep      --engine vllm --model FOLDER
     python scripts/bench_rollout.py replicas   --engine vllm --model FOLDER --counts 1 2 4
 
 Every command prints one JSON object a line; `--out FILE` appends them to a file, too. `throughput` runs both ways in
 one process, in turn, on one device that holds both engines; the way alone is the engine's own offline interface, with
-log-probs, as a person would call it. `update` needs no weights on disk: it fills a model of that shape at random.
+log-probs, as a person would call it. `update` needs no weights on disk: it fills a model of that shape at random. With
+`--apart` the engine is in an actor, as in a fully asynchronous run, and on GPU 1 where the weights are on GPU 0.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,12 @@ from rl.config.schema import (
     SGLangRolloutConfig,
     VLLMRolloutConfig,
 )
-from rl.protocols import Bucket, RolloutEngine, TensorSpec, UpdateManifest
+from rl.protocols import Bucket, RemoteBucket, RolloutEngine, UpdateManifest
 from rl.types import Prompt, Sampling
+from rl.weights.flat import specs_of
+from rl.weights.outlet import WeightOutlet
+from rl.weights.publish import HANDED, publish_weights
+from rl.weights.transport import Collective, Disk, Transport
 
 BUCKET_BYTES = 64 * 2**20
 QUESTIONS = (
@@ -179,19 +185,32 @@ def in_buckets(tensors: list[tuple[str, Any]]) -> Iterator[Bucket]:
         yield bucket
 
 
-async def publish(engine: RolloutEngine, buckets: list[Bucket], version: int) -> float:
+class Held:
+    """Buckets of this process, as a trainer of one rank sends them: what `publish_weights` needs of a trainer."""
+
+    def __init__(self, buckets: list[Bucket]) -> None:
+        self._buckets = buckets
+        self._outlet = WeightOutlet(device=buckets[0][0][1].device, host="127.0.0.1")
+
+    async def manifest(self, version: int) -> UpdateManifest:
+        specs = [spec for bucket in self._buckets for spec in specs_of(bucket)]
+        return UpdateManifest(version, tuple(specs))
+
+    async def buckets(self) -> AsyncIterator[Bucket]:
+        for bucket in self._buckets:
+            yield bucket
+
+    async def outlet(self, method: str, *arguments: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._outlet, method), *arguments)
+
+    async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+        for bucket in self._buckets:
+            yield await self.outlet(method, bucket, *arguments)
+
+
+async def publish(engine: RolloutEngine, held: Any, version: int, transport: Transport = HANDED) -> float:
     """Seconds, from the opening of the update to its commit."""
-    started = time.monotonic()
-    specs = [
-        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        for bucket in buckets
-        for name, tensor in bucket
-    ]
-    session = await engine.open_update(UpdateManifest(version, tuple(specs)))
-    for bucket in buckets:
-        await session.send(bucket)
-    await session.commit(version)
-    return time.monotonic() - started
+    return (await publish_weights(held, engine, version=version, transport=transport)).seconds
 
 
 # Throughput.
@@ -291,7 +310,7 @@ def throughput(args: argparse.Namespace, setup: Setup, report: Callable[..., Non
         engine = setup.new_engine(max_num_seqs=max(args.sequences))
         await engine.start()
         try:
-            await publish(engine, list(weights_of(setup.model, device=setup.device)), 0)
+            await publish(engine, Held(list(weights_of(setup.model, device=setup.device))), 0)
             for sequences in args.sequences:
                 rates = await measure(engine, prompts[: sequences // args.group_size])
                 medians = {way: statistics.median(values) for way, values in rates.items()}
@@ -327,7 +346,7 @@ def replicas(args: argparse.Namespace, setup: Setup, report: Callable[..., None]
             )
             await engine.start()
             try:
-                await publish(engine, list(weights_of(setup.model, device="cpu")), 0)
+                await publish(engine, Held(list(weights_of(setup.model, device="cpu"))), 0)
                 seconds = []
                 for _ in range(args.repeats + 1):
                     seconds.append(await sample_all(engine, prompts, n=args.group_size, sampling=sampling))
@@ -354,25 +373,49 @@ def update(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) 
 async def update_times(
     args: argparse.Namespace, setup: Setup, tensors: list[tuple[str, Any]], report: Callable[..., None], shape: str
 ) -> None:
-    engine = setup.new_engine(max_num_seqs=64, enforce_eager=True)  # no sample is taken
+    engine = apart(setup) if args.apart else setup.new_engine(max_num_seqs=64, enforce_eager=True)  # nothing is sampled
     await engine.start()
     try:
         buckets = list(in_buckets(tensors))
-        on_device = [await publish(engine, buckets, version) for version in range(args.repeats + 1)]
-        from_host = []
+        sources = {"device": Held(buckets)}
         if setup.device != "cpu":
-            copies = [[(name, tensor.cpu()) for name, tensor in bucket] for bucket in buckets]
-            from_host = [await publish(engine, copies, args.repeats + 1 + i) for i in range(args.repeats)]
-        report(
-            command="update",
-            shape=shape,
-            parameters=sum(tensor.numel() for _, tensor in tensors),
-            gigabytes=round(sum(tensor.nbytes for _, tensor in tensors) / 1e9, 3),
-            seconds=[round(value, 4) for value in on_device[1:]],
-            seconds_from_host_memory=[round(value, 4) for value in from_host],
-        )
+            sources["host"] = Held([[(name, tensor.cpu()) for name, tensor in bucket] for bucket in buckets])
+        version = 0
+        for way in args.transports:
+            transport = transport_of(way, setup.model.parent)
+            for place, held in sources.items():
+                if way == "collective" and place == "host":
+                    continue  # the group is of GPUs
+                seconds = []
+                for _ in range(args.repeats + 1):
+                    seconds.append(await publish(engine, held, version, transport))
+                    version += 1
+                await held.outlet("drop")
+                report(
+                    command="update",
+                    shape=shape,
+                    apart=args.apart,
+                    transport=way,
+                    weights_in=place,
+                    parameters=sum(tensor.numel() for _, tensor in tensors),
+                    gigabytes=round(sum(tensor.nbytes for _, tensor in tensors) / 1e9, 3),
+                    first_s=round(seconds[0], 4),
+                    seconds=[round(value, 4) for value in seconds[1:]],
+                )
     finally:
         await engine.close()
+
+
+def apart(setup: Setup) -> RolloutEngine:
+    from rl.rollout.remote import RemoteEngine
+
+    config = setup.config(max_num_seqs=64, enforce_eager=True)
+    env = {} if setup.device == "cpu" else {"CUDA_VISIBLE_DEVICES": "1"}
+    return RemoteEngine(config, model_folder=setup.model, device=setup.device, env=env)
+
+
+def transport_of(way: str, folder: Path) -> Transport:
+    return {"handed": HANDED, "collective": Collective(), "disk": Disk(folder / "weights")}[way]
 
 
 def write_shape(folder: Path, shape: str) -> Path:
@@ -397,14 +440,14 @@ def sleep(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) -
         await engine.start()
         start_s = time.monotonic() - started
         try:
-            buckets = list(weights_of(setup.model, device=setup.device))
-            await publish(engine, buckets, 0)
+            held = Held(list(weights_of(setup.model, device=setup.device)))
+            await publish(engine, held, 0)
             for version in range(1, args.repeats + 1):
                 awake = torch.cuda.mem_get_info()[0]
                 sleep_s = await timed(engine.sleep)
                 asleep = torch.cuda.mem_get_info()[0]
                 weights_s = await timed(engine.wake_weights)
-                publish_s = await publish(engine, buckets, version)
+                publish_s = await publish(engine, held, version)
                 cache_s = await timed(engine.wake)
                 report(
                     command="sleep",
@@ -444,6 +487,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="after one round that warms up")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["smollm2_135m", "qwen3_1_7b", "qwen3_4b"])
+    parser.add_argument("--transports", nargs="+", choices=["handed", "collective", "disk"], default=["handed"])
+    parser.add_argument("--apart", action="store_true", help="update: the engine in an actor, on a GPU of its own")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4], help="replicas on the one device")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -8,7 +8,8 @@ from typing import Any
 from rl.config.build import target_class
 from rl.config.check import check_data, missing_packages
 from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig
+from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig, WeightTransport
+from rl.config.transport import weight_transport
 
 NODES = ("model", "algorithm", "backend.trainer", "backend.rollout", "placement", "task", "logger")
 
@@ -60,6 +61,7 @@ def _devices(config: RunConfig) -> list[str]:
     )
     is_plain = replicas.count == 1 and config.backend.rollout.replicas_per_device == 1
     lines = [] if is_plain else [_engines_line(config)]
+    lines.append(_transport_line(config))
     if hardware.device == "cpu":
         held = ", ".join(role for device in roles for role in device)
         return [*lines, f"{hardware.name}: all on the host's CPU ({held})"]
@@ -79,6 +81,18 @@ def _engines_line(config: RunConfig) -> str:
         line += " (null: by the model's size)"
     fraction = getattr(engine_config(config), "memory_fraction", None)
     return line if fraction is None else f"{line}; memory_fraction {fraction:g} each"
+
+
+def _transport_line(config: RunConfig) -> str:
+    transport = weight_transport(config)
+    how = {
+        WeightTransport.ipc: "ipc: handed over in this process",
+        WeightTransport.collective: "collective: broadcast to all engine workers by "
+        + ("gloo" if config.hardware.device == "cpu" else "NCCL or RCCL"),
+        WeightTransport.bytes: "bytes: through the host's memory and this process",
+        WeightTransport.disk: "disk: through files in the run folder",
+    }
+    return f"weights go to the engines by {how[transport]}"
 
 
 def _work(config: RunConfig) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.schema import Dtype, LocalRolloutConfig, VLLMRolloutConfig
@@ -23,13 +24,17 @@ from rl.protocols import (
     EngineError,
     EngineUnfit,
     PauseMode,
+    RemoteBucket,
     UpdateManifest,
 )
 from rl.rollout.local_engine import LocalEngine
 from rl.rollout.remote import RemoteEngine
 from rl.rollout.replicas import MAX_DEATHS, ReplicaSet
 from rl.types import FinishReason, Prompt, Rollout, Sampling
-from tests.engine_use import logprobs_of, manifest_of, publish, sample_group, weights_of
+from rl.weights.outlet import WeightOutlet
+from rl.weights.publish import publish_weights
+from rl.weights.transport import Collective
+from tests.engine_use import Source, logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.processes import is_alive
 from tests.tiny_models import write_tiny_qwen3
 
@@ -535,6 +540,60 @@ def test_an_engine_that_dies_in_an_update_gets_the_new_weights_as_it_comes_back(
         assert_samples_of(group, models[1])
     assert session.run(session.versions()) == [6, 6]
     session.run(session.set.weight_digests())  # raises where they differ
+
+
+@pytest.mark.slow
+def test_a_broadcast_in_which_an_engine_dies_is_repeated_without_it_and_the_next_group_has_it_again(
+    session: Session, models: list[Any], caplog: pytest.LogCaptureFixture
+):
+    transport = Collective(timeout_s=20.0)
+    outlet = WeightOutlet(device=torch.device("cpu"), host="127.0.0.1")
+
+    class Killing(Source):
+        """Kills the second engine after its second bucket, once."""
+
+        num_posted = 0
+
+        async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+            async for posted in super().post_buckets(method, *arguments):
+                yield posted
+                self.num_posted += 1
+                if self.num_posted == 2:
+                    os.kill(session.pids[1], signal.SIGKILL)
+
+    def num_ranks() -> int:
+        meeting = outlet.group()
+        assert meeting is not None
+        return meeting.num_ranks
+
+    async def by_group(source: Source, version: int) -> None:
+        await publish_weights(source, session.set, version=version, transport=transport)  # type: ignore[arg-type]
+
+    async def kill_amid() -> list[list[Rollout]]:
+        await by_group(Killing(weights_of(models[1]), outlet=outlet), 6)
+        assert num_ranks() == 2
+        assert await session.set.policy_version() == 6
+        groups = await asyncio.gather(*(session.group(g, sampling=SHORT) for g in range(4)))
+        await session.until_restarted(num_before)
+        return groups
+
+    session.run(by_group(Source(weights_of(models[0]), outlet=outlet), 5))
+    assert num_ranks() == 3
+    first, num_before = outlet.group(), session.num_restarts
+    for group in session.run(kill_amid()):
+        assert {rollout.min_policy_version for rollout in group} == {6}
+        assert_samples_of(group, models[1])
+    assert "the publish of version 6 failed and is tried again" in caplog.text
+    # Back with the current weights, of which the set kept a copy, and in no group yet.
+    assert session.run(session.versions()) == [6, 6]
+    session.run(session.set.weight_digests())  # raises where they differ
+    session.run(by_group(Source(weights_of(models[0]), outlet=outlet), 7))
+    assert num_ranks() == 3
+    assert outlet.group() != first
+    assert session.run(session.versions()) == [7, 7]
+    session.run(session.set.weight_digests())
+    assert_samples_of(session.run(session.group(0)), models[0])
+    outlet.drop()
 
 
 @pytest.mark.slow
