@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,8 @@ def own_place() -> Place:
 
 def own_host() -> str:
     """The address at which other processes of the run reach this one: loopback unless Ray has several machines."""
+    if "ray" not in sys.modules:
+        return "127.0.0.1"  # a run that needs no Ray need not import it
     import ray
     import ray.util
 

@@ -132,8 +132,9 @@ class _RankHost:
         self._buckets: Iterator[Bucket] | None = None
         self._buckets_to_cpu = buckets_to_cpu
         self._store: Any = None
+        self._device: str | None = None
+        """Of rank 0; None on others, which send nothing."""
         self._outlet: WeightOutlet | None = None
-        """Rank 0's."""
         self._posted: Bucket = []
         """The bucket that it sends."""
 
@@ -151,9 +152,7 @@ class _RankHost:
     def build(self, config: TrainerConfig, arguments: dict[str, Any]) -> None:
         self._rank = build(config, **arguments)
         if arguments["rank"] == 0:
-            device = arguments["device"]
-            own = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-            self._outlet = WeightOutlet(device=own, host=own_host())
+            self._device = arguments["device"]
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         enter_phase(method)
@@ -174,7 +173,7 @@ class _RankHost:
             self._posted = bucket or []
             return None if bucket is None else self._ask_outlet(by, bucket, *rest)
         if method == "copy_posted":
-            return None if self._outlet is None else _held_by_ray(pack(self._posted))
+            return None if self._device is None else _held_by_ray(pack(self._posted))
         if method == "outlet":
             return self._ask_outlet(*arguments)
         return getattr(self._built, method)(*arguments)
@@ -185,8 +184,11 @@ class _RankHost:
 
     def _ask_outlet(self, method: str, *arguments: Any) -> Any:
         """Nothing on other ranks than 0. An error travels as a value: it is no rank's death."""
-        if self._outlet is None:
+        if self._device is None:
             return None
+        if self._outlet is None:  # made when it is needed: by then Ray has started, where there is one
+            index = torch.cuda.current_device() if self._device == "cuda" else None
+            self._outlet = WeightOutlet(device=torch.device(self._device, index), host=own_host())
         try:
             return getattr(self._outlet, method)(*arguments)
         except EngineError as error:

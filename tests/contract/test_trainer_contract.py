@@ -26,10 +26,11 @@ from rl.config.schema import (
     Packing,
     TrainerConfig,
 )
-from rl.protocols import Trainer
+from rl.protocols import EngineError, Trainer
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.trainer.packing import pack
 from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
+from rl.weights.inlet import WeightInlet
 from tests.engine_use import logprobs_of
 from tests.made_groups import made_batch, made_group
 from tests.megatron.on_cpu import megatron_on_cpu  # noqa: F401
@@ -138,6 +139,37 @@ async def test_buckets_are_the_manifest_in_order(trainer):
 async def test_buckets_can_be_left_early_and_opened_again(trainer):
     async for _ in trainer.buckets():
         break
+    assert len(await weights(trainer)) == len((await trainer.manifest(0)).tensors)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_buckets_that_rank_zero_broadcasts_or_stores_are_those_that_it_hands_over(trainer, tmp_path):
+    expected = await weights(trainer)
+    inlet = WeightInlet(torch.device("cpu"))
+    meeting = await trainer.outlet("meet", 1, 60.0)
+    await asyncio.gather(trainer.outlet("join"), asyncio.to_thread(inlet.join, meeting, rank=1))
+    assert await trainer.outlet("group") == meeting
+    for posting in (trainer.post_buckets("broadcast"), trainer.post_buckets("store", str(tmp_path))):
+        received: dict[str, torch.Tensor] = {}
+        num_bytes = 0
+        async for posted in posting:
+            received |= await asyncio.to_thread(inlet.fetch, posted)
+            num_bytes += posted.num_bytes
+        await trainer.outlet("finish")
+        assert received.keys() == expected.keys()
+        assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+        assert num_bytes == sum(tensor.nbytes for tensor in expected.values())
+    assert list(tmp_path.iterdir()) == []
+    await trainer.outlet("drop")
+    inlet.leave()
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_an_engine_that_does_not_come_is_an_error_and_no_ranks_death(trainer):
+    await trainer.outlet("meet", 1, 0.5)
+    with pytest.raises(EngineError, match=r"1 of 1 engine workers did not come .* within 0\.5 s: rank\(s\) 1 of 2"):
+        await trainer.outlet("join")
+    assert await trainer.outlet("group") is None
     assert len(await weights(trainer)) == len((await trainer.manifest(0)).tensors)
 
 
