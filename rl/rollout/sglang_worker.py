@@ -135,7 +135,8 @@ class SchedulerExtension:
         """By the model's own loader, as `update_weights_from_tensor` does it with each bucket."""
         fetched, self.rl_fetched = self.rl_fetched, None
         assert fetched is not None, "nothing was fetched"
-        self._rl_model.load_weights(list(fetched.items()))
+        model: Any = self._rl_model
+        model.load_weights(list(fetched.items()))
 
     def _rl_inlet(self) -> WeightInlet:
         from rl.weights.inlet import WeightInlet

@@ -40,7 +40,7 @@ class WeightGroup:
         self.meeting = meeting
         self._rank = rank
         self._store = store  # rank 0's is the server that all others are connected to
-        self._backend = backend
+        self._backend: Any = backend
         self._work: Any = None
 
     def start(self, buffer: torch.Tensor) -> None:
@@ -162,7 +162,7 @@ def _new_backend(store: Any, meeting: Meeting, *, rank: int, device: torch.devic
     timeout = timedelta(seconds=meeting.timeout_s)
     address = _own_address(meeting)
     if meeting.backend == "gloo":
-        gloo = dist.ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
+        gloo: Any = dist.ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
         options = gloo._Options()
         options._timeout = timeout
         options._devices = [gloo.create_device(hostname=address)]

@@ -50,5 +50,11 @@ def read_bucket(bucket: StoredBucket) -> dict[str, torch.Tensor]:
     return safetensors.torch.load(payload)
 
 
+def remove_stale(folder: Path) -> None:
+    """What a run that was killed has left there. Only while no bucket is on its way."""
+    for path in folder.glob("bucket-*"):
+        path.unlink(missing_ok=True)
+
+
 def _digest(payload: bytes) -> str:
     return hashlib.blake2b(payload, digest_size=16).hexdigest()

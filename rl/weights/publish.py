@@ -23,12 +23,14 @@ async def publish_weights(
     allows, a failed one is followed by another, whole one.
     """
     started = time.monotonic()
-    for attempt in range(1, transport.num_attempts + 1):
+    num_left = transport.num_attempts
+    while True:
         try:
             num_bytes = await _update(trainer, engine, version, transport)
             break
         except EngineError as error:
-            if attempt == transport.num_attempts:
+            num_left -= 1
+            if num_left == 0:
                 raise
             logger.warning("the publish of version %d failed and is tried again: %s", version, error)
     reported = await engine.policy_version()

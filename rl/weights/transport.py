@@ -8,12 +8,14 @@ on a way of theirs  rank 0's outlet ~~~~~~~~~~~~~~~> inlets of the workers   Col
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
 from rl.protocols import EngineError, Trainer, UpdateSession
 from rl.weights.collective import TIMEOUT_S
+from rl.weights.disk import remove_stale
 
 
 class Transport(Protocol):
@@ -82,7 +84,7 @@ class Collective:
 
 
 class Disk:
-    """Through files of one folder, removed as they are read. `folder` is seen by all machines of the run."""
+    """Through files of one folder that all machines of the run see. Each is removed when all workers have read it."""
 
     num_attempts = 1
 
@@ -90,11 +92,15 @@ class Disk:
         self._folder = folder
 
     async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+        remove_stale(self._folder)
         try:
             return await _post_all(trainer, session, "store", str(self._folder))
         except BaseException:
             await trainer.outlet("drop")
             raise
+        finally:
+            with contextlib.suppress(OSError):  # it may be written elsewhere and be seen late
+                self._folder.rmdir()
 
 
 async def _post_all(trainer: Trainer, session: UpdateSession, method: str, *arguments: Any) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from rl.protocols import BroadcastBucket, Bucket, EngineError, Meeting, StoredBucket, TensorSpec
 from rl.weights.collective import PartnerLost
-from rl.weights.disk import read_bucket, write_bucket
+from rl.weights.disk import read_bucket, remove_stale, write_bucket
 from rl.weights.flat import flattened, specs_of, views
 from rl.weights.inlet import WeightInlet, bucket_from_json, meeting_from_json, to_json
 from rl.weights.outlet import WeightOutlet
@@ -298,6 +298,15 @@ def test_one_flipped_bit_and_a_cut_and_a_missing_file_are_noticed(tmp_path: Path
     path.unlink()
     with pytest.raises(EngineError, match=r"could not be read.*must be one that the engine's machine sees"):
         read_bucket(posted)
+
+
+def test_files_of_a_run_that_was_killed_are_removed_and_no_others(tmp_path: Path):
+    left = [Path(write_bucket(bucket_of(0), tmp_path).path), tmp_path / "bucket-1.part", tmp_path / "model.safetensors"]
+    for path in left[1:]:
+        path.touch()
+    remove_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == left[2:]
+    remove_stale(tmp_path / "never made")
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_holds_nothing(tmp_path: Path):
