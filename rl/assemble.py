@@ -125,7 +125,7 @@ def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
     if config.hardware.device == "cpu":
         return {}
     replicas, ranks = replicas_of(config), config.placement.trainer_ranks
-    is_apart = isinstance(config.placement, FullyAsyncConfig) and not config.placement.share_devices
+    is_apart = config.has_engine_devices
     first, count = ranks if is_apart else 0, replicas.num_groups * replicas.gpus_per_engine
     usable = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]

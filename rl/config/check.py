@@ -212,7 +212,7 @@ def check_devices(config: RunConfig) -> None:
     num_gpus = hardware.nodes * hardware.gpus_per_node
     engine_gpus = config.backend.rollout.total_gpus
     remedy = "Choose larger hardware, or lower placement.trainer_ranks, backend.rollout.replicas or tensor_parallel"
-    if isinstance(placement, FullyAsyncConfig) and not placement.share_devices:
+    if config.has_engine_devices:
         wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engines each on their own"
         remedy += ", or set placement.share_devices=true"
     else:

@@ -543,6 +543,11 @@ class RunConfig:
     canary: CanaryConfig = field(default_factory=CanaryConfig)
 
     @property
+    def has_engine_devices(self) -> bool:
+        """Whether the engines have devices that the trainer does not use."""
+        return isinstance(self.placement, FullyAsyncConfig) and not self.placement.share_devices
+
+    @property
     def driver_env(self) -> dict[str, str]:
         """What this process needs of hardware.trainer_env and rollout_env, for the parts that live in it."""
         has_trainer = self.placement.trainer_ranks == 1

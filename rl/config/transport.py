@@ -9,30 +9,33 @@ from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig, WeightTra
 def weight_transport(config: RunConfig) -> WeightTransport:
     """What `placement.weight_transport=auto` stands for in this run; any other value is what it says.
 
-    Engines with devices of their own: collective. One engine that shares the trainer's devices lives in this process:
-    ipc. Several that share them are processes apart, and NCCL refuses two ranks on one GPU: bytes.
+    Engines with devices of their own: collective. One engine that takes turns with the trainer lives in this process:
+    ipc. Others are processes apart that share its devices, and NCCL refuses two ranks on one GPU: bytes.
     """
     chosen = config.placement.weight_transport
     if chosen is not WeightTransport.auto:
         return chosen
-    if isinstance(config.placement, FullyAsyncConfig):
+    if config.has_engine_devices:
         return WeightTransport.collective
-    return WeightTransport.ipc if replicas_of(config).count == 1 else WeightTransport.bytes
+    return WeightTransport.ipc if _is_in_process(config) else WeightTransport.bytes
+
+
+def _is_in_process(config: RunConfig) -> bool:
+    return not isinstance(config.placement, FullyAsyncConfig) and replicas_of(config).count == 1
 
 
 def check_weight_transport(config: RunConfig) -> None:
     """Raises ConfigError where the devices do not allow the transport that was asked for."""
     chosen = config.placement.weight_transport
-    is_apart = isinstance(config.placement, FullyAsyncConfig)
-    if chosen is WeightTransport.ipc and (is_apart or replicas_of(config).count > 1):
+    if chosen is WeightTransport.ipc and not _is_in_process(config):
         raise ConfigError(
             "placement.weight_transport=ipc needs one engine, on the trainer's devices and in this process: use "
             "placement=colocated with backend.rollout.replicas=1 and replicas_per_device=1, or "
             "placement.weight_transport=auto."
         )
-    if chosen is WeightTransport.collective and not is_apart and config.hardware.device != "cpu":
+    if chosen is WeightTransport.collective and not config.has_engine_devices and config.hardware.device != "cpu":
         raise ConfigError(
-            "placement.weight_transport=collective needs a GPU for each rank (NCCL refuses two on one), and with "
-            "placement=colocated trainer and engine share theirs. Use placement=fully_async, or "
+            "placement.weight_transport=collective needs a GPU for each rank (NCCL refuses two on one), and here "
+            "trainer and engine share theirs. Use placement=fully_async without placement.share_devices, or "
             "placement.weight_transport=auto."
         )

@@ -24,6 +24,7 @@ TWO = "backend.rollout.replicas=2"
         ([ASYNC, TWO], WeightTransport.collective),
         ([TWO], WeightTransport.bytes),
         (["backend.rollout.replicas_per_device=2"], WeightTransport.bytes),
+        ([ASYNC, "placement.share_devices=true"], WeightTransport.bytes),
         (["placement.weight_transport=disk"], WeightTransport.disk),
         ([ASYNC, "placement.weight_transport=bytes"], WeightTransport.bytes),
     ],
