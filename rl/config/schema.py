@@ -124,6 +124,15 @@ class TrainReward(Enum):
     """A control: the true rewards of each group, dealt out at random among its members. Evaluation stays true."""
 
 
+class Scoring(Enum):
+    """Which of the two scores of an answer is the reward. Both accuracies are logged."""
+
+    published = "published"
+    """The exact rule of the published run, so that a curve can be compared with its."""
+    equivalence = "equivalence"
+    """1 where the final answer equals the right one, however it is written, else 0."""
+
+
 @dataclass
 class WarmStartConfig:
     """A short supervised phase on the task's right answers, stopped early on purpose, before reinforcement learning."""
@@ -387,6 +396,18 @@ class EvalSamplingConfig(SamplingConfig):
 
 
 @dataclass
+class CheckerConfig:
+    """The processes that judge answers. What is right depends on none of this, only what a slow answer costs."""
+
+    workers: int | None = None
+    """Processes. None: one for each core that this process may use, at most 8."""
+    timeout_s: float = 3.0
+    """Wall time for one answer; then its process is killed and the answer scores 0 with reason `timeout`."""
+    memory_mib: int = 1024
+    """Address space of one process, sympy included, likewise."""
+
+
+@dataclass
 class TaskConfig:
     """Data, reward and evaluation sets; they belong together."""
 
@@ -403,6 +424,7 @@ class TaskConfig:
     eval_sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
     eval_limit: int | None = None
     """Problems evaluated of each set, the first ones; None: all."""
+    checker: CheckerConfig = field(default_factory=CheckerConfig)
 
 
 @dataclass
