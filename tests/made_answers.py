@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl.config.schema import Overlong
+from rl.config.tasks import Overlong
 from rl.types import FinishReason, Rollout
 from tests.tiny_models import write_char_tokenizer
 

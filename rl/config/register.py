@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.config import schema
+from rl.config import schema, tasks
 from rl.config.schema import ConfigError, RunConfig
 
 GROUPS: dict[str, tuple[type, ...]] = {
@@ -16,7 +16,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "backend/rollout": (schema.LocalRolloutConfig, schema.VLLMRolloutConfig, schema.SGLangRolloutConfig),
     "placement": (schema.ColocatedConfig, schema.FullyAsyncConfig),
     "hardware": (schema.HardwareConfig,),
-    "task": (schema.ArithmeticConfig, schema.GSM8KConfig, schema.JsonlConfig),
+    "task": (tasks.ArithmeticConfig, tasks.GSM8KConfig, tasks.JsonlConfig),
     "logger": (schema.JsonlLoggerConfig, schema.WandbLoggerConfig),
 }
 """Config group -> schemas of its options. Everything a person can choose by name is here or in conf/."""
@@ -33,9 +33,9 @@ SCHEMA_NAMES = {
     schema.ColocatedConfig: "colocated",
     schema.FullyAsyncConfig: "fully_async",
     schema.HardwareConfig: "hardware",
-    schema.ArithmeticConfig: "arithmetic",
-    schema.GSM8KConfig: "gsm8k",
-    schema.JsonlConfig: "jsonl",
+    tasks.ArithmeticConfig: "arithmetic",
+    tasks.GSM8KConfig: "gsm8k",
+    tasks.JsonlConfig: "jsonl",
     schema.JsonlLoggerConfig: "jsonl",
     schema.WandbLoggerConfig: "wandb",
 }

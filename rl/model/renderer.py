@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rl.config.schema import ConfigError, Overlong
+from rl.config.schema import ConfigError
+from rl.config.tasks import Overlong
 from rl.types import IntArray
 
 PLAIN_TEMPLATE = (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.config.schema import ArithmeticConfig, ConfigError, Notation
+from rl.config.schema import ConfigError
+from rl.config.tasks import ArithmeticConfig, Notation
 from rl.protocols import PromptRenderer
 from rl.tasks.base import Problem, ProblemTask, user_message
 from rl.tasks.rewards.exact import is_exact

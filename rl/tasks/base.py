@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.config.schema import ConfigError, SamplingConfig, TaskConfig, TrainReward
+from rl.config.schema import ConfigError
+from rl.config.tasks import SamplingConfig, TaskConfig, TrainReward
 from rl.protocols import PromptRenderer
 from rl.tasks.controls import shuffled
 from rl.tasks.order import named_seed, row_at

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError, GSM8KConfig
+from rl.config.schema import ConfigError
+from rl.config.tasks import GSM8KConfig
 from rl.protocols import PromptRenderer
 from rl.tasks.base import Problem, ProblemTask, user_message
 from rl.tasks.rewards.numbers import ends_with_number

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError, JsonlConfig
+from rl.config.schema import ConfigError
+from rl.config.tasks import JsonlConfig
 from rl.protocols import PromptRenderer
 from rl.tasks.base import Problem, ProblemTask, user_message
 from rl.tasks.rewards.exact import is_exact

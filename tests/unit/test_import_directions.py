@@ -24,7 +24,7 @@ THIRD_PARTY = {
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
-CONFIG_DOOR = {"rl.config.schema", "rl.config.build"}
+CONFIG_DOOR = {"rl.config.schema", "rl.config.tasks", "rl.config.build"}
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
 BASE = {"rl.types", "rl.protocols", "rl.faults"} | CONFIG_DOOR
 
@@ -44,7 +44,8 @@ PARTS = {
 MODULES = {
     "rl.types": set(),
     "rl.protocols": {"rl.types"},
-    "rl.config.schema": set(),
+    "rl.config.schema": {"rl.config.tasks"},
+    "rl.config.tasks": set(),
     "rl.faults": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},

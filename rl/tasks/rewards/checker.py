@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rl.config.schema import CheckerConfig
+from rl.config.tasks import CheckerConfig
 from rl.tasks.rewards.rules import RULES
 from rl.tasks.rewards.verdict import Case, Reason, Verdict
 from rl.tasks.rewards.worker import OUT_OF_MEMORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl.config.schema import Scoring
+from rl.config.tasks import Scoring
 from rl.tasks.rewards.checker import Checker
 from rl.tasks.rewards.verdict import Case, Reason, Verdict
 from rl.types import Reward, RewardError, Rollout

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rl.config.schema import ConfigError, Overlong
+from rl.config.schema import ConfigError
+from rl.config.tasks import Overlong
 from rl.model.renderer import Renderer
 from tests.tiny_models import write_char_tokenizer
 

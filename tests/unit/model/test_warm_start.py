@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl.config.schema import (
-    ArithmeticConfig,
-    ConfigError,
-    EvalSamplingConfig,
-    Overlong,
-    SamplingConfig,
-    TinyModelConfig,
-    WarmStartConfig,
-)
+from rl.config.schema import ConfigError, TinyModelConfig, WarmStartConfig
+from rl.config.tasks import ArithmeticConfig, EvalSamplingConfig, Overlong, SamplingConfig
 from rl.model import warm_start as module
 from rl.model.renderer import Renderer
 from rl.model.tiny import TinyModel

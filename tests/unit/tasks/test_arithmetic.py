@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rl.config.schema import ArithmeticConfig, ConfigError, EvalSamplingConfig, Notation, SamplingConfig
+from rl.config.schema import ConfigError
+from rl.config.tasks import ArithmeticConfig, EvalSamplingConfig, Notation, SamplingConfig
 from rl.tasks.arithmetic import Arithmetic, Expression, split_problems
 from rl.types import FinishReason
 from tests.made_answers import answer

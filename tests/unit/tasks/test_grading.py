@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rl.config.schema import ArithmeticConfig, EvalSamplingConfig, SamplingConfig, TrainReward
+from rl.config.tasks import ArithmeticConfig, EvalSamplingConfig, SamplingConfig, TrainReward
 from rl.tasks.arithmetic import Arithmetic
 from rl.tasks.controls import shuffled
 from rl.types import Prompt, Reward, RewardError, Rollout

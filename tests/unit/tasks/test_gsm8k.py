@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.schema import ConfigError, EvalSamplingConfig, GSM8KConfig, SamplingConfig
+from rl.config.schema import ConfigError
+from rl.config.tasks import EvalSamplingConfig, GSM8KConfig, SamplingConfig
 from rl.tasks.gsm8k import GSM8K
 from rl.types import FinishReason
 from tests.made_answers import answer

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.schema import ConfigError, EvalSamplingConfig, JsonlConfig, Overlong, SamplingConfig
+from rl.config.schema import ConfigError
+from rl.config.tasks import EvalSamplingConfig, JsonlConfig, Overlong, SamplingConfig
 from rl.tasks.jsonl import Jsonl
 from tests.made_answers import answer
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rl.config.schema import ArithmeticConfig, EvalSamplingConfig, SamplingConfig
+from rl.config.tasks import ArithmeticConfig, EvalSamplingConfig, SamplingConfig
 from rl.tasks.arithmetic import Arithmetic
 from rl.tasks.order import named_seed, row_at
 
