@@ -1,0 +1,368 @@
+r"""Values of formulas: exact rationals directly, everything else as sympy expressions compared by their numbers.
+
+The reader is a strict grammar of its own: what it does not know it refuses, and what is ambiguous (`1/2x`) too. It
+builds sympy objects from tokens and never hands text to sympy, whose `sympify` and `parse_expr` end in Python's `eval`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import sympy
+
+MAX_CHARACTERS = 400
+MAX_DEPTH = 30
+MAX_DIGITS = 300
+"""A longer number is no number: Python refuses to convert the longest, and no answer is that long."""
+
+_DECIMAL = r"\d+(?:\.\d+)?|\.\d+"
+_NUMBER = re.compile(rf"([-+]*)\s*({_DECIMAL})")
+_SCIENTIFIC = re.compile(rf"([-+]?)({_DECIMAL})(?:[eE]|\s*\\cdot\s*10\^)(?:\{{([-+]?\d{{1,3}})\}}|([-+]?\d{{1,3}}))")
+_FRACTION = re.compile(
+    rf"([-+]?)\s*(?:(\d+)\s*)?\\frac\s*\{{\s*([-+]?)\s*({_DECIMAL})\s*\}}\s*\{{\s*([-+]?)\s*({_DECIMAL})\s*\}}"
+)
+_SLASHED = re.compile(rf"([-+]?)\s*(?:(\d+) )?\s*({_DECIMAL})\s*(?:/|\\div)\s*([-+]?)\s*({_DECIMAL})")
+_REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
+
+
+@functools.lru_cache(maxsize=4096)
+def rational(text: str) -> Fraction | None:
+    r"""The value of a number as it is commonly written: `-3.50`, `\frac{1}{2}`, `7/2`, `3 1/2`, `1.2\cdot 10^{3}`.
+
+    None: it is no such number. Decimals are exact: `0.33` is 33/100.
+    """
+    text = text.strip()
+    while text.startswith("{") and text.endswith("}") and text.count("{") == 1:
+        text = text[1:-1].strip()
+    if not text or len(text) > MAX_DIGITS:
+        return None
+    if match := _NUMBER.fullmatch(text):
+        return _signed(match[1], Fraction(match[2]))
+    if match := _SCIENTIFIC.fullmatch(text):
+        return _signed(match[1], Fraction(match[2]) * Fraction(10) ** int(match[3] or match[4]))
+    if match := _FRACTION.fullmatch(text):
+        whole = Fraction(match[2] or 0)
+        above, below = Fraction(match[4]), Fraction(match[6])
+        if below == 0 or (match[2] and (match[3] or match[5] or "." in match[4] + match[6])):
+            return None
+        return _signed(match[1] + match[3] + match[5], whole + above / below)
+    if match := _SLASHED.fullmatch(text):
+        whole, above, below = Fraction(match[2] or 0), Fraction(match[3]), Fraction(match[5])
+        if below == 0 or (match[2] and (match[4] or "." in match[3] + match[5])):
+            return None
+        return _signed(match[1] + match[4], whole + above / below)
+    if match := _REPEATING.fullmatch(text):
+        shift, nines = 10 ** len(match[3]), 10 ** len(match[4]) - 1
+        once = Fraction(int(match[2] + match[3] or "0"), shift)
+        return _signed(match[1], once + Fraction(int(match[4]), shift * nines))
+    return None
+
+
+def _signed(signs: str, value: Fraction) -> Fraction:
+    return -value if signs.count("-") % 2 else value
+
+
+class UnreadableError(ValueError):
+    """The text is no formula of the kind that is read here."""
+
+
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<number>{_DECIMAL})|(?P<command>\\[A-Za-z]+)|(?P<letter>[A-Za-z])|(?P<sign>[-+*/(){{}}\[\]^_!|]))"
+)
+_FUNCTIONS = {
+    "sin": sympy.sin,
+    "cos": sympy.cos,
+    "tan": sympy.tan,
+    "cot": sympy.cot,
+    "sec": sympy.sec,
+    "csc": sympy.csc,
+    "arcsin": sympy.asin,
+    "arccos": sympy.acos,
+    "arctan": sympy.atan,
+    "sinh": sympy.sinh,
+    "cosh": sympy.cosh,
+    "tanh": sympy.tanh,
+    "ln": sympy.log,
+    "exp": sympy.exp,
+}
+_INVERSES = {"sin": sympy.asin, "cos": sympy.acos, "tan": sympy.atan}
+_LETTERS = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split()
+)
+_TIMES = ("\\cdot", "*")
+_OVER = ("/", "\\div")
+
+
+@functools.lru_cache(maxsize=2048)
+def expression(text: str) -> sympy.Expr:
+    r"""The value of a formula. Raises UnreadableError.
+
+    Letters are one-letter variables and keep their case and subscript; `e`, `i` and `\pi` are the constants, `\log` is
+    to base 10. It may take for ever, for example on `9^{9^{9}}`.
+    """
+    reader = _Reader(_tokens(text))
+    value = reader.sum()
+    if reader.next is not None:
+        raise UnreadableError(f"{reader.next!r} was not expected")
+    return value
+
+
+def _tokens(text: str) -> list[str]:
+    if len(text) > MAX_CHARACTERS:
+        raise UnreadableError("too long")
+    tokens, place, text = [], 0, text.rstrip()
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None:
+            raise UnreadableError(f"{text[place]!r} is not read")
+        if match["number"] and len(match["number"]) > MAX_DIGITS:
+            raise UnreadableError("too many digits")
+        tokens.append(match[0].strip())
+        place = match.end()
+    return tokens
+
+
+class _Reader:
+    """Recursive descent over tokens, one method for each rule of the grammar."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._place = 0
+        self._depth = 0
+        self._is_in_bars = False
+
+    @property
+    def next(self) -> str | None:
+        return self._tokens[self._place] if self._place < len(self._tokens) else None
+
+    def _take(self, wanted: str | None = None) -> str:
+        token = self.next
+        if token is None or (wanted is not None and token != wanted):
+            raise UnreadableError(f"{wanted or 'more'} was expected")
+        self._place += 1
+        return token
+
+    def _takes(self, *tokens: str) -> bool:
+        if self.next in tokens:
+            self._place += 1
+            return True
+        return False
+
+    def sum(self) -> sympy.Expr:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise UnreadableError("too deep")
+        terms = [self._signed_product()]
+        while self.next in ("+", "-"):
+            terms.append(self._signed_product())
+        self._depth -= 1
+        return sympy.Add(*terms)
+
+    def _signed_product(self) -> sympy.Expr:
+        sign = 1
+        while self.next in ("+", "-"):
+            sign = -sign if self._take() == "-" else sign
+        return sign * self._product()
+
+    def _product(self) -> sympy.Expr:
+        value, is_quotient, is_integer = self._factor(), False, self._is_after_integer()
+        while True:
+            if self._takes(*_TIMES):
+                value *= self._signed_factor()
+                is_quotient = is_integer = False
+            elif self._takes(*_OVER):
+                divisor = self._signed_factor()
+                if divisor == 0:
+                    raise UnreadableError("a division by zero")
+                value /= divisor
+                is_quotient, is_integer = True, False
+            elif self._begins_factor():
+                if is_quotient or self._is_number(self.next) or (is_integer and self._begins_plain_fraction()):
+                    raise UnreadableError("an ambiguous product")
+                value *= self._factor()
+                is_integer = False
+            else:
+                return value
+
+    def _signed_factor(self) -> sympy.Expr:
+        return -self._factor() if self._takes("-") else self._factor()
+
+    def _is_after_integer(self) -> bool:
+        return self._tokens[self._place - 1].isdigit()
+
+    def _begins_plain_fraction(self) -> bool:
+        """`3\\frac{1}{2}` may be a mixed number."""
+        tokens = self._tokens[self._place : self._place + 7]
+        return tokens[:1] == ["\\frac"] and [token.isdigit() for token in tokens[2::3]] == [True, True]
+
+    @staticmethod
+    def _is_number(token: str | None) -> bool:
+        return token is not None and (token[0].isdigit() or token[0] == ".")
+
+    def _begins_factor(self) -> bool:
+        token = self.next
+        if token is None or token in ("+", "-", ")", "}", "]", "[", "^", "_", "!", *_TIMES, *_OVER):
+            return False
+        return token != "|" or not self._is_in_bars
+
+    def _factor(self) -> sympy.Expr:
+        value = self._atom()
+        if self._takes("!"):
+            value = sympy.factorial(value)
+        if self._takes("^"):
+            value = value ** self._group()
+        if self.next in ("^", "!"):
+            raise UnreadableError("a double exponent or factorial")
+        return value
+
+    def _atom(self) -> sympy.Expr:
+        token = self._take()
+        if self._is_number(token):
+            return sympy.Rational(Fraction(token).numerator, Fraction(token).denominator)
+        if token in ("(", "{"):
+            value = self.sum()
+            self._take(")" if token == "(" else "}")
+            return value
+        if token == "|":
+            return self._absolute()
+        if token.isalpha():
+            return self._letter(token)
+        if token.startswith("\\"):
+            return self._command(token[1:])
+        raise UnreadableError(f"{token!r} was not expected")
+
+    def _absolute(self) -> sympy.Expr:
+        if self._is_in_bars:
+            raise UnreadableError("bars within bars")
+        self._is_in_bars = True
+        value = self.sum()
+        self._take("|")
+        self._is_in_bars = False
+        return sympy.Abs(value)
+
+    def _letter(self, name: str) -> sympy.Expr:
+        if self._takes("_"):
+            name = f"{name}_{self._subscript()}"
+        elif name == "e":
+            return sympy.E
+        elif name == "i":
+            return sympy.I
+        if self.next == "(" and (name[0].isupper() or name[0] in "fgh"):
+            raise UnreadableError("a function of unknown name")
+        return sympy.Symbol(name)
+
+    def _subscript(self) -> str:
+        if not self._takes("{"):
+            return self._take()
+        parts = []
+        while not self._takes("}"):
+            parts.append(self._take())
+        return "".join(parts)
+
+    def _command(self, name: str) -> sympy.Expr:
+        if name == "pi":
+            return sympy.pi
+        if name in _LETTERS:
+            return self._letter(name)
+        if name == "frac":
+            above, below = self._group(), self._group()
+            if below == 0:
+                raise UnreadableError("a division by zero")
+            return above / below
+        if name == "binom":
+            return sympy.binomial(self._group(), self._group())
+        if name == "sqrt":
+            return self._root()
+        if name == "log":
+            base = self._group() if self._takes("_") else sympy.Integer(10)
+            return self._applied(lambda value: sympy.log(value, base))
+        if name in _FUNCTIONS:
+            return self._applied(_FUNCTIONS[name], inverse=_INVERSES.get(name))
+        raise UnreadableError(f"\\{name} is not read")
+
+    def _root(self) -> sympy.Expr:
+        if not self._takes("["):
+            return sympy.sqrt(self._group())
+        index = self.sum()
+        self._take("]")
+        if not (index.is_Integer and index > 1):
+            raise UnreadableError("a root of that index")
+        value = self._group()
+        if index % 2 and value.is_negative:  # the real root, as people write it
+            return -sympy.Pow(-value, 1 / index)
+        return sympy.Pow(value, 1 / index)
+
+    def _group(self) -> sympy.Expr:
+        self._take("{")
+        value = self.sum()
+        self._take("}")
+        return value
+
+    def _applied(
+        self, function: Callable[[sympy.Expr], sympy.Expr], *, inverse: Callable[[sympy.Expr], sympy.Expr] | None = None
+    ) -> sympy.Expr:
+        """A function of what is in brackets, or else of the product that follows: `\\sin 2x` but `\\sin x \\cos x`."""
+        power = self._group() if self._takes("^") else sympy.Integer(1)
+        if power == -1:
+            if inverse is None:
+                raise UnreadableError("an inverse of that function")
+            function, power = inverse, sympy.Integer(1)
+        if self.next in ("(", "{", "|"):
+            return function(self._atom()) ** power
+        argument = self._factor()
+        while (
+            self._begins_factor() and self.next not in ("(", "|") and (self.next or "")[1:] not in (*_FUNCTIONS, "log")
+        ):
+            argument *= self._factor()
+        return function(argument) ** power
+
+
+def same_value(one: sympy.Expr, other: sympy.Expr) -> bool:
+    """True if two expressions agree, to 40 digits and more, wherever they are evaluated.
+
+    The points of variables have both signs, so that sqrt(x^2) and x differ. Numbers are compared relative to their
+    size: 1/2^99 and 1/2^98 differ.
+    """
+    if one == other:
+        return True
+    variables = sorted(one.free_symbols | other.free_symbols, key=str)
+    return all(_agree(one, other, point) for point in points(variables))
+
+
+def points(variables: list[sympy.Basic]) -> list[dict[sympy.Basic, sympy.Expr]]:
+    """Four assignments of small rationals; one empty one where there are no variables."""
+    if not variables:
+        return [{}]
+    signs = ((1, 1), (-1, 1), (1, -1), (-1, -1))
+    return [
+        {
+            variable: sympy.Rational(sign[number % 2] * (17 + 6 * number + 2 * shift), 13)
+            for number, variable in enumerate(variables)
+        }
+        for shift, sign in enumerate(signs)
+    ]
+
+
+def _agree(one: sympy.Expr, other: sympy.Expr, point: dict[sympy.Basic, sympy.Expr]) -> bool:
+    first, second = number_at(one, point), number_at(other, point)
+    if first is None or second is None:
+        return False
+    size = max(abs(first), abs(second))
+    if size < NOTHING:
+        return sympy.simplify(one - other) == 0
+    return bool(abs(first - second) < size * sympy.Float("1e-40"))
+
+
+DIGITS = 60
+NOTHING = sympy.Float("1e-45")
+"""A number below may be a zero that evaluation did not recognize."""
+
+
+def number_at(value: sympy.Expr, point: dict[sympy.Basic, sympy.Expr]) -> sympy.Expr | None:
+    """A complex number to 60 digits; None where the value is not defined there."""
+    number = value.evalf(DIGITS, subs=point) if point else value.evalf(DIGITS)
+    return number if number.is_number and number.is_finite else None

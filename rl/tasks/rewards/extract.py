@@ -1,0 +1,147 @@
+r"""The final answer that a response states, as text: its last box or, without one, the last statement of an answer.
+
+Time is linear in the length of the response. Nothing here decides whether an answer is right.
+"""
+
+from __future__ import annotations
+
+import re
+
+TAIL_CHARACTERS = 4000
+"""Without a box, an answer is looked for in this much of the end."""
+MAX_STATEMENT = 400
+"""Characters of a statement that can be an answer."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_UNBRACED = re.compile(r"[ \t]*([^\s${}\\]+)")
+_HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
+_ANCHOR = re.compile(
+    r"\b(?:answers?|(?:correct|right)\s+(?:option|choice)|option\s+is|choice\s+is)\b"
+    r"(?:[ \t]+[\w'()$-]{1,20}){0,8}?[ \t]*(?:\bis\b|\bare\b|:|=)[ \t:]*",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(r"\b(?:option|choice)\s+(?=\(?[A-J]\b)", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
+_CLAUSE = re.compile(r",?\s+(?:because|since|which|where|when|whereas|given|so|after|while|if|as|by)\b", re.IGNORECASE)
+_MATH = re.compile(
+    r"\$\$(.{1,400}?)\$\$|\\\[(.{1,400}?)\\\]|\\\((.{1,400}?)\\\)|(?<![\\$])\$([^$\n]{1,400})(?<!\\)\$", re.DOTALL
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?[$\u20ac\u00a3]?[ ]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?[ ]?(?:%|percent)?"
+)
+_NEGATION = re.compile(
+    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|between|or)\b|n't\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "frac", "text"}
+
+
+def final_answer(response: str, *, is_truncated: bool = False) -> str | None:
+    r"""The text of the final answer. None: there is none, or the last box is empty or unfinished.
+
+    In order: the last `\boxed{}`; a last line `#### ...`; what follows the last `answer is` or `Answer:`; a response of
+    one short line itself; in the last sentence the last formula or else the last number. A response cut at the length
+    limit has an answer only in a box or in a line that is complete.
+    """
+    boxes = list(_BOX.finditer(response))
+    if boxes:
+        return _boxed(response, boxes[-1].end(), is_truncated=is_truncated)
+    text = response[-TAIL_CHARACTERS:].replace("**", "").replace("__", "")
+    if is_truncated:
+        text = text[: text.rfind("\n") + 1]
+    found = _after_hashes(text) or _anchored(text)
+    if found or is_truncated:
+        return found
+    return _unmarked(text)
+
+
+def _boxed(text: str, start: int, *, is_truncated: bool) -> str | None:
+    place = start + len(text[start:]) - len(text[start:].lstrip())
+    if text[place : place + 1] != "{":
+        match = _UNBRACED.match(text, start)
+        is_cut = match is not None and is_truncated and match.end() == len(text)
+        return match[1] if match and not is_cut else None
+    depth, content = 0, place + 1
+    while place < len(text):
+        character = text[place]
+        if character == "\\":
+            place += 1  # `\{` and `\}` are braces of a set
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[content:place].strip() or None
+        place += 1
+    return None
+
+
+def _after_hashes(text: str) -> str | None:
+    """`#### 18` at the end, or anywhere if a number follows. A heading `#### Step 2` is neither."""
+    matches = list(_HASHES.finditer(text))
+    if not matches:
+        return None
+    last = matches[-1]
+    if text[last.end() :].strip() and not _NUMBER.match(last[1]):
+        return None
+    return last[1].strip()
+
+
+def _anchored(text: str) -> str | None:
+    starts = [match.end() for match in _ANCHOR.finditer(text)] + [match.end() for match in _OPTION.finditer(text)]
+    if not starts:
+        return None
+    start = max(starts)
+    rest = text[start:].lstrip(" \t:*\n")
+    display = _MATH.match(rest)
+    if display is not None and "\n" in display[0]:
+        return _inside(display)
+    return _statement(rest)
+
+
+def _statement(text: str) -> str | None:
+    """The first sentence of `text`, up to a clause that explains it."""
+    end = _SENTENCE_END.search(text)
+    statement = text[: end.start()] if end else text
+    clause = _CLAUSE.search(statement)
+    if clause:
+        statement = statement[: clause.start()]
+    statement = statement.strip().rstrip(".,;:")
+    return statement if 0 < len(statement) <= MAX_STATEMENT else None
+
+
+def _unmarked(text: str) -> str | None:
+    """A response that never says which part of it is the answer."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    if not lines:
+        return None
+    if len(lines) == 1 and len(lines[0]) <= MAX_STATEMENT and not _has_words(lines[0]):
+        return lines[0].rstrip(".")
+    sentence = _last_sentence(lines[-1])
+    formulas = list(_MATH.finditer(sentence))
+    if formulas and not _NEGATION.search(_outside(sentence)):
+        return _inside(formulas[-1])
+    if not formulas and not _has_words(sentence):
+        return sentence
+    numbers = list(_NUMBER.finditer(sentence))
+    if not numbers or formulas or _NEGATION.search(sentence):
+        return None
+    return numbers[-1][0].strip().rstrip(",")
+
+
+def _last_sentence(line: str) -> str:
+    ends = [match.end() for match in _SENTENCE_END.finditer(line.rstrip(".!?"))]
+    return line[ends[-1] :].strip().rstrip(".!?") if ends else line.rstrip(".!?")
+
+
+def _outside(sentence: str) -> str:
+    return _MATH.sub(" ", sentence)
+
+
+def _inside(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def _has_words(text: str) -> bool:
+    return any(word not in _FUNCTIONS for word in _WORD.findall(text))

@@ -1,0 +1,152 @@
+r"""Numbers with words around them: units, currencies, percent, and the words that change a meaning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+CHANGING_WORDS = frozenset(
+    [
+        *("not", "no", "never", "none", "nor", "neither", "cannot", "without", "except", "unless", "less", "fewer"),
+        *("more", "greater", "least", "most", "over", "under", "between", "minus", "negative", "plus", "times", "half"),
+        *("twice", "double", "triple", "thrice", "squared", "cubed", "root", "if", "below", "above", "up", "than"),
+        *("than", "either", "or", "and", "undefined", "impossible", "to", "wrong", "incorrect", "false", "quarter"),
+    ]
+)
+"""An answer with one of these is not the number beside it."""
+SCALES = {
+    "dozen": Fraction(12),
+    "hundred": Fraction(100),
+    "thousand": Fraction(1000),
+    "million": Fraction(10**6),
+    "billion": Fraction(10**9),
+    "trillion": Fraction(10**12),
+}
+_UNIT_NAMES = {
+    "meter": "m metre",
+    "centimeter": "cm centimetre",
+    "millimeter": "mm millimetre",
+    "kilometer": "km kilometre",
+    "gram": "g",
+    "kilogram": "kg",
+    "milligram": "mg",
+    "pound": "lb lbs",
+    "ounce": "oz",
+    "second": "s sec",
+    "minute": "min",
+    "hour": "h hr",
+    "day": "",
+    "week": "",
+    "month": "",
+    "year": "yr",
+    "foot": "ft feet",
+    "inch": "in",
+    "yard": "yd",
+    "mile": "mi",
+    "liter": "l litre",
+    "milliliter": "ml millilitre",
+    "gallon": "gal",
+    "dollar": "usd",
+    "cent": "",
+    "euro": "eur",
+    "pound sterling": "gbp",
+    "degree": "deg",
+    "radian": "rad",
+    "am": "",
+    "pm": "",
+    "square": "sq",
+    "cubic": "",
+    "newton": "n",
+    "joule": "j",
+    "watt": "w",
+    "volt": "v",
+}
+UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
+"""Name of a unit, singular and in lower case -> the unit."""
+_IGNORED = frozenset("the a an of in is are was about approximately exactly total there be per unit units".split())  # noqa: SIM905
+
+_TRAILING = re.compile(
+    r"(?:\s*(?:\\text\{[^{}]*\}|\((?:\s*\\text\{[^{}]*\})+\s*\)|\\usd|\\eur|\\gbp|%|\^\{\\circ\}(?:\s*[CF](?![A-Za-z]))?|(?<=\})\^\{[23]\}|(?<=\})/(?=\\text)"
+    r"|(?<=\s)[msghL](?![A-Za-z(])))+$"
+)
+_LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}[:,]?|\\usd|\\eur|\\gbp|:))+")
+_MARK = re.compile(r"\\text\{([^{}]*)\}|\\(usd|eur|gbp)|(%)|(\^\{\\circ\})|\^\{([23])\}|([A-Za-z])|(/)")
+_WORD = re.compile(r"[A-Za-z][A-Za-z'-]*|[23]")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    core: str
+    """The formula or number itself; empty for an answer in words."""
+    units: frozenset[str]
+    """Units known by name that follow it, or a currency."""
+    words: frozenset[str]
+    """Other words that follow it, singular."""
+    is_percent: bool
+    scale: Fraction
+
+
+def quantity(text: str) -> Quantity | None:
+    r"""An answer, in the one notation, taken apart. None: its words change what it says, or stand within it."""
+    trailing = _TRAILING.search(text)
+    core = text[: trailing.start()] if trailing else text
+    leading = _LEADING.search(core)
+    if leading:
+        core = core[leading.end() :]
+    core = core.strip().rstrip(",:;")
+    if "\\text" in core:
+        return None
+    before = _words(leading[0]) if leading else []
+    after = _words(trailing[0]) if trailing else []
+    if CHANGING_WORDS.intersection(before) or CHANGING_WORDS.intersection(after):
+        return None
+    scale, units, words = Fraction(1), set(), set()
+    for word in after:
+        if word in SCALES:
+            scale *= SCALES[word]
+        elif word in UNITS:
+            units.add(UNITS[word])
+        elif word not in _IGNORED and word != "percent":
+            words.add(word)
+    units |= {UNITS[word] for word in before if word in ("usd", "eur", "gbp")}
+    return Quantity(core, frozenset(units), frozenset(words), "percent" in after, scale)
+
+
+def _words(text: str) -> list[str]:
+    words: list[str] = []
+    for match in _MARK.finditer(text):
+        content, currency, percent, degree, power, letter, per = match.groups()
+        if percent:
+            words.append("percent")
+        elif degree:
+            words.append("degree")
+        elif content is not None:
+            words += [_singular(word) for word in _WORD.findall(content)]
+        elif currency or letter:
+            words.append(currency or letter.lower())
+        elif power:
+            words.append("square" if power == "2" else "cubic")
+        elif per:
+            words.append("per")
+    return ["square" if word == "2" else "cubic" if word == "3" else word for word in words]
+
+
+def _singular(word: str) -> str:
+    word = word.lower()
+    if word in UNITS or word in CHANGING_WORDS:
+        return word
+    if word in ("percentage", "pct", "percents"):
+        return "percent"
+    if word == "inches":
+        return "inch"
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def units_agree(one: Quantity, other: Quantity) -> bool:
+    """Units and words are ignored where one side has none; where both have some they must not contradict."""
+    if one.units and other.units and one.units != other.units:
+        return False
+    if one.words and other.words:
+        return one.words <= other.words or other.words <= one.words
+    return True
