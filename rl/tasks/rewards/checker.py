@@ -1,19 +1,21 @@
 """The checker: judges responses in worker processes that it kills when a case takes too long or too much memory.
 
-Thread-safe, and the same from the main thread, another thread, a child process and a Ray actor: there are no signals
-and no shared state, only pipes to processes that the first case starts. Pickled, it travels as its configuration.
+Thread-safe, and the same from the main thread, another thread, a child process and a Ray actor: no signal is handled
+and no state is shared, there are only sockets to processes that the first case starts. Pickled, it travels as its
+configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import queue
-import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,94 +33,121 @@ from rl.tasks.rewards.worker import OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0
-"""Of a worker: it imports sympy, which takes a second on an idle machine."""
+START_TIMEOUT_S = 180.0
+"""Of the workers, which import sympy once: a second on an idle machine."""
 GRACE_S = 1.0
-"""After the worker's own limit, before it is killed from outside: it ends itself unless the kernel cannot deliver."""
+"""After a worker's own limit, before it is killed from outside: it ends itself unless the kernel cannot deliver."""
 MAX_WORKERS = 8
 
 
 class CheckerError(Exception):
-    """A worker could not be started, or died for a reason that is not the case's."""
+    """The checker failed: judging raised an error, or workers did not start or died."""
+
+
+class _GoneError(CheckerError):
+    """The workers are not to be used any more."""
 
 
 class _OverLimitError(Exception):
-    """The case went over its limit of time or memory."""
+    """The case went over its limit of time or memory; the worker was replaced."""
 
 
-class Worker:
-    """One process. Not thread-safe."""
+class _Channel:
+    """JSON lines to and from one worker."""
 
-    def __init__(self, config: CheckerConfig) -> None:
-        self._config = config
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-P", "-m", "rl.tasks.rewards.worker"]
-        self._process = subprocess.Popen(
-            [*command, str(config.timeout_s), str(config.memory_mib)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"},
-            start_new_session=True,  # a Ctrl-C is for the run to handle
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-        os.set_blocking(self._answers.fileno(), False)
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._buffer = b""
-        try:
-            self._read(deadline=time.monotonic() + START_TIMEOUT_S)
-        except (CheckerError, _OverLimitError) as error:
-            tail = self.last_words()
-            self.kill()
-            raise CheckerError(f"a worker of the checker did not start ({error}): {tail}") from error
 
-    def judge(self, case: Case) -> dict[str, Any]:
-        """The worker's reply. Raises _OverLimitError or CheckerError, and then the worker is dead."""
-        deadline = time.monotonic() + self._config.timeout_s + GRACE_S
-        try:
-            self._requests.write(json.dumps(dataclasses.asdict(case)).encode() + b"\n")
-            self._requests.flush()
-        except OSError as error:
-            raise self._death() from error
-        return self._read(deadline=deadline)
+    def send(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def _read(self, *, deadline: float) -> dict[str, Any]:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not selector.select(left_s):
-                    self.kill()
-                    raise _OverLimitError(f"more than {self._config.timeout_s:g} s")
-                part = os.read(self._answers.fileno(), 1 << 16)
-                if not part:
-                    raise self._death()
-                self._buffer += part
+    def receive(self, *, timeout_s: float) -> dict[str, Any]:
+        """Raises TimeoutError, or EOFError where nobody is left to answer."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._socket.recv(1 << 16)
+            if not part:
+                raise EOFError("the connection ended")
+            self._buffer += part
+        self._socket.settimeout(None)
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
-    def _death(self) -> Exception:
-        status = self._process.wait()
-        if status == -signal.SIGALRM:
-            return _OverLimitError(f"more than {self._config.timeout_s:g} s")
-        if status == OUT_OF_MEMORY:
-            return _OverLimitError(f"more than {self._config.memory_mib} MiB")
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return CheckerError(f"a worker of the checker died ({how}): {self.last_words()}")
+    def close(self) -> None:
+        self._socket.close()
 
-    def last_words(self) -> str:
+
+class _Workers:
+    """A process and the children in which it judges, each on a channel of its own."""
+
+    def __init__(self, config: CheckerConfig, num_workers: int) -> None:
+        self._config = config
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self.is_gone = False
+        self.idle: queue.SimpleQueue[_Channel] = queue.SimpleQueue()
+        pairs = [socket.socketpair() for _ in range(num_workers)]
+        filenos = [theirs.fileno() for _, theirs in pairs]
+        command = [sys.executable, "-P", "-m", "rl.tasks.rewards.worker", str(config.timeout_s), str(config.memory_mib)]
+        self._process = subprocess.Popen(
+            [*command, *map(str, filenos)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"},
+            pass_fds=filenos,
+            start_new_session=True,  # a Ctrl-C is for the run to handle
+        )
+        self._channels = [_Channel(ours) for ours, _ in pairs]
+        for _, theirs in pairs:
+            theirs.close()
+        for channel in self._channels:
+            try:
+                channel.receive(timeout_s=START_TIMEOUT_S)
+            except (EOFError, OSError) as error:
+                raise self._gone(f"the workers of the checker did not start ({error!r})") from error
+            self.idle.put(channel)
+
+    def judge(self, channel: _Channel, case: Case) -> Verdict:
+        limit_s = self._config.timeout_s
+        try:
+            channel.send(dataclasses.asdict(case))
+            reply = channel.receive(timeout_s=limit_s + GRACE_S)
+        except TimeoutError as error:
+            self.kill()
+            raise _OverLimitError(f"more than {limit_s:g} s") from error
+        except (EOFError, OSError) as error:
+            raise self._gone(f"the workers of the checker are gone ({error!r})") from error
+        if "error" in reply:
+            raise CheckerError(f"judging failed: {reply['error']}")
+        if "verdict" in reply:
+            return Verdict(**{**reply["verdict"], "reason": Reason(reply["verdict"]["reason"])})
+        code = reply["died"]
+        if code == -signal.SIGALRM:
+            raise _OverLimitError(f"more than {limit_s:g} s")
+        if code == OUT_OF_MEMORY:
+            raise _OverLimitError(f"more than {self._config.memory_mib} MiB")
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        raise self._gone(f"a worker of the checker died ({how})")
+
+    def _gone(self, what: str) -> _GoneError:
         self._errors.seek(0)
-        return self._errors.read()[-500:].decode(errors="replace").strip() or "it left no message"
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+        last_words = self._errors.read()[-500:].decode(errors="replace").strip()
+        self.kill()
+        return _GoneError(f"{what}: {last_words or 'no message was left'}")
 
     def kill(self) -> None:
-        self._process.kill()
+        """Ends the process and its children. A case that another thread still has there is asked again by it."""
+        self.is_gone = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._requests.close() if not self._requests.closed else None
-        self._answers.close()
+
+    def close(self) -> None:
+        self.kill()
+        for channel in self._channels:
+            channel.close()
         self._errors.close()
 
 
@@ -132,8 +161,8 @@ class Checker:
         self._num_workers = config.workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._owner = 0
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._workers: _Workers | None = None
+        self._owner = os.getpid()
 
     def check(self, cases: Sequence[Case]) -> list[Verdict]:
         """Verdicts in the order of the cases. Waits; may be called from any thread."""
@@ -144,19 +173,22 @@ class Checker:
         return await asyncio.gather(*map(asyncio.wrap_future, self._submit(cases)))
 
     def close(self) -> None:
-        """Ends the workers. Cases that still run get their verdicts first."""
+        """Ends the workers. Cases that still run get their verdicts first. A later case starts new ones."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None and self._owner == os.getpid():
             threads.shutdown()
-            while not self._idle.empty():
-                self._idle.get().kill()
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None and self._owner == os.getpid():
+            workers.close()
 
     def _submit(self, cases: Sequence[Case]) -> list[Future[Verdict]]:
         with self._lock:
-            if self._threads is None or self._owner != os.getpid():  # a fork has no threads
+            if self._owner != os.getpid():  # a fork has neither the threads nor the workers
+                self._threads, self._workers, self._owner = None, None, os.getpid()
+            if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._num_workers, thread_name_prefix="checker")
-                self._owner, self._idle = os.getpid(), queue.SimpleQueue()
             return [self._threads.submit(self._judge, case) for case in cases]
 
     def _judge(self, case: Case) -> Verdict:
@@ -166,40 +198,35 @@ class Checker:
         return verdict
 
     def _verdict(self, case: Case) -> Verdict:
+        """What failed is tried once more: a worker may have been killed from outside, for example for its memory."""
         if case.rule not in RULES:
             return Verdict(0.0, False, None, Reason.ERROR, f"no rule {case.rule!r}; there are {', '.join(RULES)}")
-        try:
-            return self._asked(case)
-        except _OverLimitError as error:
-            return Verdict(-1.0 if case.rule == "dapo" else 0.0, False, None, Reason.TIMEOUT, str(error))
-        except CheckerError as error:
-            log.warning("%s", error)
-            return Verdict(0.0, False, None, Reason.ERROR, str(error))
+        failure = ""
+        for _ in range(2):
+            try:
+                return self._asked(case)
+            except _OverLimitError as error:
+                wrong = -1.0 if case.rule == "dapo" else 0.0
+                return Verdict(wrong, False, None, Reason.TIMEOUT, str(error))
+            except CheckerError as error:
+                failure = str(error)
+                log.warning("%s", failure)
+        return Verdict(0.0, False, None, Reason.ERROR, failure)
 
     def _asked(self, case: Case) -> Verdict:
-        """A worker that dies for no known reason may have been killed from outside: the case is asked once more."""
+        workers = self._usable_workers()
+        channel = workers.idle.get()
         try:
-            reply = self._with_worker(case)
-        except CheckerError as error:
-            log.warning("%s; its case is judged again", error)
-            reply = self._with_worker(case)
-        if "error" in reply:
-            raise CheckerError(f"judging failed: {reply['error']}")
-        verdict = reply["verdict"]
-        return Verdict(**{**verdict, "reason": Reason(verdict["reason"])})
-
-    def _with_worker(self, case: Case) -> dict[str, Any]:
-        try:
-            worker = self._idle.get_nowait()
-        except queue.Empty:
-            worker = Worker(self.config)
-        try:
-            return worker.judge(case)
+            return workers.judge(channel, case)
         finally:
-            if worker.is_alive:
-                self._idle.put(worker)
-            else:
-                worker.kill()
+            workers.idle.put(channel)
+
+    def _usable_workers(self) -> _Workers:
+        """There are as many threads as workers, so that each finds an idle one."""
+        with self._lock:
+            if self._workers is None or self._workers.is_gone:
+                self._workers = _Workers(self.config, self._num_workers)
+            return self._workers
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config}

@@ -11,8 +11,10 @@ Of its readers only that of LaTeX is used; that of plain text ends in Python's `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
+from itertools import chain
 
 import sympy
 
@@ -21,26 +23,35 @@ from rl.tasks.rewards.expressions import UnreadableError, expression, number_at,
 from rl.tasks.rewards.extract import final_answer
 from rl.tasks.rewards.notation import written
 from rl.tasks.rewards.quantities import Quantity, quantity, units_agree
-from rl.tasks.rewards.structure import Relation, bracketed, matrix, relation, split_list, split_union, unwrapped
+from rl.tasks.rewards.structure import (
+    Relation,
+    bracketed,
+    depth,
+    matrix,
+    relation,
+    split_list,
+    split_union,
+    unwrapped,
+)
 from rl.tasks.rewards.verdict import Verdict, decided
 
 MAX_CHARACTERS = 1000
-"""A longer answer is compared as text."""
+MAX_DEPTH = 30
+"""An answer longer, or of more brackets within brackets, is compared as text."""
 
 
 def equivalence(response: str, answer: str, *, is_truncated: bool = False) -> Verdict:
-    """1.0 if the final answer that `response` states equals `answer`, else 0.0. Raises ValueError on an empty answer."""
-    if not answer.strip():
-        raise ValueError("the right answer is empty")
+    """1.0 if the final answer that `response` states equals `answer`, else 0.0."""
     found = final_answer(response, is_truncated=is_truncated)
     return decided(found, correct=found is not None and equivalent(found, answer))
 
 
+@lru_cache(maxsize=4096)  # the answers of a group are often the same
 def equivalent(given: str, right: str) -> bool:
     """True if the answer `given` equals the answer `right`. Units and words may be missing on either side."""
     if given.strip() == right.strip():
         return True
-    if len(given) > MAX_CHARACTERS or len(right) > MAX_CHARACTERS:
+    if any(len(text) > MAX_CHARACTERS or depth(text) > MAX_DEPTH for text in (given, right)):
         return False
     one, other = written(_unboxed(given)), written(_unboxed(right))
     if not one or not other:
@@ -71,50 +82,43 @@ def _unboxed(answer: str) -> str:
 
 
 def _equal(one: str, other: str, *, is_item: bool = False) -> bool:
-    """Equality of two answers in the one notation, by their outermost structure."""
+    """Equality of two answers in the one notation. An item of a list is no list itself, unless in brackets."""
     one, other = unwrapped(one), unwrapped(other)
     if _squeezed(one) == _squeezed(other):
         return True
-    if not is_item:
-        lists = split_list(one), split_list(other)
-        if len(lists[0]) > 1 or len(lists[1]) > 1:
-            return _equal_lists(lists, (one, other))
-    relations = relation(one), relation(other)
-    if relations[0] and relations[1]:
-        return _equal_relations(relations[0], relations[1])
-    if relations[0] or relations[1]:
-        return _equal_despite_relation(relations, (one, other))
-    unions = split_union(one), split_union(other)
-    if len(unions[0]) > 1 or len(unions[1]) > 1:
-        return _equal_sets(unions[0], unions[1])
-    brackets = bracketed(one), bracketed(other)
-    if brackets[0] and brackets[1]:
-        return _equal_bracketed(brackets[0], brackets[1])
-    matrices = matrix(one), matrix(other)
-    if matrices[0] or matrices[1]:
-        return matrices[0] is not None and matrices[1] is not None and _equal_rows(matrices[0], matrices[1])
+    for as_structure in _ITEM_STRUCTURES if is_item else (_as_lists, *_ITEM_STRUCTURES):
+        are_equal = as_structure(one, other)
+        if are_equal is not None:
+            return are_equal
     return _equal_quantities(one, other)
+
+
+def _item_equal(one: str, other: str) -> bool:
+    return _equal(one, other, is_item=True)
 
 
 def _squeezed(text: str) -> str:
     return re.sub(r"(?<![A-Za-z\d]) +| +(?![A-Za-z\d])", "", text)
 
 
-def _equal_lists(lists: tuple[list[str], list[str]], texts: tuple[str, str]) -> bool:
+def _as_lists(one: str, other: str) -> bool | None:
     """Lists without brackets are in no order, like sets, but repetitions count. A set in braces may be one of them."""
-    sides = []
-    for items, text in zip(lists, texts, strict=True):
-        found = relation(text)
-        brackets = bracketed(found.sides[-1] if found and found.is_labelled else text)
-        sides.append(
-            brackets[1] if len(items) == 1 and brackets and brackets[0] == "{}" else _with_shared_labels(items)
-        )
-    if len(sides[0]) != len(sides[1]):
+    if len(split_list(one)) == len(split_list(other)) == 1:
+        return None
+    items, other_items = _listed(one), _listed(other)
+    if len(items) != len(other_items):
         return False
-    named = [sum(relation(item) is not None for item in side) for side in sides]
+    named = [sum(relation(item) is not None for item in side) for side in (items, other_items)]
     if 0 in named and max(named) > 1:  # `x=1, y=2` beside `1, 2`: now the order says which is which
-        return all(_equal(one, other, is_item=True) for one, other in zip(*sides, strict=True))
-    return _matched(sides[0], sides[1])
+        return all(map(_item_equal, items, other_items))
+    return _matched(items, other_items)
+
+
+def _listed(text: str) -> list[str]:
+    items = split_list(text)
+    found = relation(text)
+    brackets = bracketed(found.sides[-1] if found and found.is_labelled else text)
+    return brackets[1] if len(items) == 1 and brackets and brackets[0] == "{}" else _with_shared_labels(items)
 
 
 def _with_shared_labels(items: list[str]) -> list[str]:
@@ -127,10 +131,10 @@ def _with_shared_labels(items: list[str]) -> list[str]:
 
 
 def _matched(ones: Sequence[str], others: Sequence[str]) -> bool:
-    """True if the items can be paired so that each pair is equal; equality is transitive, so the first match will do."""
+    """True if the items can be paired, equal with equal. Equality is transitive, so the first match will do."""
     left = list(others)
     for one in ones:
-        place = next((number for number, other in enumerate(left) if _equal(one, other, is_item=True)), None)
+        place = next((number for number, other in enumerate(left) if _item_equal(one, other)), None)
         if place is None:
             return False
         del left[place]
@@ -139,28 +143,33 @@ def _matched(ones: Sequence[str], others: Sequence[str]) -> bool:
 
 def _equal_sets(ones: Sequence[str], others: Sequence[str]) -> bool:
     def within(some: Sequence[str], many: Sequence[str]) -> bool:
-        return all(any(_equal(one, other, is_item=True) for other in many) for one in some)
+        return all(any(_item_equal(one, other) for other in many) for one in some)
 
     return within(ones, others) and within(others, ones)
 
 
-def _equal_bracketed(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> bool:
-    (kind, items), (other_kind, other_items) = one, other
+def _as_unions(one: str, other: str) -> bool | None:
+    parts, other_parts = split_union(one), split_union(other)
+    return None if len(parts) == len(other_parts) == 1 else _equal_sets(parts, other_parts)
+
+
+def _as_brackets(one: str, other: str) -> bool | None:
+    brackets, other_brackets = bracketed(one), bracketed(other)
+    if brackets is None or other_brackets is None:
+        return None  # one may have a unit, or be a product
+    (kind, items), (other_kind, other_items) = brackets, other_brackets
     if kind == other_kind == "{}":
         return _equal_sets(items, other_items)
-    if len(items) != len(other_items):
-        return False
-    if kind != other_kind:
-        return False
-    return all(_equal(a, b, is_item=True) for a, b in zip(items, other_items, strict=True))
+    return kind == other_kind and len(items) == len(other_items) and all(map(_item_equal, items, other_items))
 
 
-def _equal_rows(one: list[list[str]], other: list[list[str]]) -> bool:
-    return [len(row) for row in one] == [len(row) for row in other] and all(
-        _equal(a, b, is_item=True)
-        for row, other_row in zip(one, other, strict=True)
-        for a, b in zip(row, other_row, strict=True)
-    )
+def _as_matrices(one: str, other: str) -> bool | None:
+    rows, other_rows = matrix(one), matrix(other)
+    if rows is None and other_rows is None:
+        return None
+    if rows is None or other_rows is None or list(map(len, rows)) != list(map(len, other_rows)):
+        return False
+    return all(map(_item_equal, chain.from_iterable(rows), chain.from_iterable(other_rows)))
 
 
 def _equal_quantities(one: str, other: str) -> bool:
@@ -184,20 +193,22 @@ def _words_of(text: str) -> list[str]:
 
 
 def _equal_cores(given: Quantity, right: Quantity) -> bool:
-    values = _scaled(given), _scaled(right)
-    if values[0] is not None and values[1] is not None:
-        as_fraction = [
-            value / 100 if side.is_percent else value for side, value in zip((given, right), values, strict=True)
-        ]
-        return values[0] == values[1] or as_fraction[0] == as_fraction[1]
+    value, right_value = _scaled(given), _scaled(right)
+    if value is not None and right_value is not None:
+        return value == right_value or _as_fraction(value, given) == _as_fraction(right_value, right)
     if given.scale != 1 or right.scale != 1 or given.is_percent != right.is_percent:
         return False
     if given.core == right.core:
         return True
-    brackets = bracketed(given.core), bracketed(right.core)
-    if brackets[0] or brackets[1]:
-        return bool(brackets[0] and brackets[1]) and _equal_bracketed(brackets[0], brackets[1])
+    are_equal = _as_brackets(given.core, right.core)
+    if are_equal is not None:
+        return are_equal
     return _equal_formulas(given.core, right.core)
+
+
+def _as_fraction(value: Fraction, quantity: Quantity) -> Fraction:
+    """`50%` is 1/2; beside `50` its sign is ignored as a unit is."""
+    return value / 100 if quantity.is_percent else value
 
 
 def _scaled(quantity: Quantity) -> Fraction | None:
@@ -236,19 +247,25 @@ def _infinity(text: str) -> str | None:
     return (match[1] or "+") if match else None
 
 
+def _as_relations(one: str, other: str) -> bool | None:
+    found, other_found = relation(one), relation(other)
+    if found and other_found:
+        return _equal_relations(found.shortened(), other_found.shortened())
+    if found:
+        return _equal_despite(found, other, is_right=False)
+    return _equal_despite(other_found, one, is_right=True) if other_found else None
+
+
 def _equal_relations(one: Relation, other: Relation) -> bool:
-    """By form, up to moving terms from side to side, a factor, and turning the relation round."""
-    one, other = one.shortened(), other.shortened()
+    """By form, up to moving terms from side to side, a factor, and turning an equation round."""
     if one.signs != other.signs:
         return False
-    if all(_equal(a, b, is_item=True) for a, b in zip(one.sides, other.sides, strict=True)):
+    if all(map(_item_equal, one.sides, other.sides)):
         return True
-    if len(one.signs) != 1:
+    if len(one.signs) != 1 or one.signs[0] not in ("=", "<", "\\le", "\\ne"):
         return False
-    if one.signs == ("=",) and _equal(one.sides[0], other.sides[1]) and _equal(one.sides[1], other.sides[0]):
+    if one.signs[0] in ("=", "\\ne") and all(map(_item_equal, one.sides, reversed(other.sides))):
         return True
-    if one.signs[0] not in ("=", "<", "\\le", "\\ne"):
-        return False
     try:
         differences = [expression(found.sides[0]) - expression(found.sides[1]) for found in (one, other)]
     except UnreadableError:
@@ -271,16 +288,16 @@ def _are_proportional(one: sympy.Expr, other: sympy.Expr, *, is_order: bool) -> 
     return bool(is_constant and (not is_order or ratios[0].as_real_imag()[0] > 0))
 
 
-def _equal_despite_relation(relations: tuple[Relation | None, Relation | None], texts: tuple[str, str]) -> bool:
+def _equal_despite(found: Relation, value: str, *, is_right: bool) -> bool:
     """One side is `x = 5` or `x \\in [0, 1]` or `0 \\le x \\le 1`, the other its value alone."""
-    found, value = (relations[0], texts[1]) if relations[0] else (relations[1], texts[0])
-    assert found is not None
-    interval = found.interval()
-    if interval is not None:
-        return _equal(interval, value)
-    stated = found.value(is_right=relations[0] is None, agree=_agreeing)
+    stated = found.interval() or found.value(is_right=is_right, agree=_item_equal)
     return stated is not None and _equal(stated, value)
 
 
-def _agreeing(one: str, other: str) -> bool:
-    return _equal(one, other, is_item=True)
+_ITEM_STRUCTURES: tuple[Callable[[str, str], bool | None], ...] = (
+    _as_relations,
+    _as_unions,
+    _as_brackets,
+    _as_matrices,
+)
+"""Each says whether two answers are equal as such structures; None: they are none."""

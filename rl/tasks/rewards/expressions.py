@@ -39,26 +39,48 @@ def rational(text: str) -> Fraction | None:
         text = text[1:-1].strip()
     if not text or len(text) > MAX_DIGITS:
         return None
-    if match := _NUMBER.fullmatch(text):
-        return _signed(match[1], Fraction(match[2]))
-    if match := _SCIENTIFIC.fullmatch(text):
-        return _signed(match[1], Fraction(match[2]) * Fraction(10) ** int(match[3] or match[4]))
-    if match := _FRACTION.fullmatch(text):
-        whole = Fraction(match[2] or 0)
-        above, below = Fraction(match[4]), Fraction(match[6])
-        if below == 0 or (match[2] and (match[3] or match[5] or "." in match[4] + match[6])):
-            return None
-        return _signed(match[1] + match[3] + match[5], whole + above / below)
-    if match := _SLASHED.fullmatch(text):
-        whole, above, below = Fraction(match[2] or 0), Fraction(match[3]), Fraction(match[5])
-        if below == 0 or (match[2] and (match[4] or "." in match[3] + match[5])):
-            return None
-        return _signed(match[1] + match[4], whole + above / below)
-    if match := _REPEATING.fullmatch(text):
-        shift, nines = 10 ** len(match[3]), 10 ** len(match[4]) - 1
-        once = Fraction(int(match[2] + match[3] or "0"), shift)
-        return _signed(match[1], once + Fraction(int(match[4]), shift * nines))
+    for pattern, value_of in _FORMS:
+        match = pattern.fullmatch(text)
+        if match:
+            return value_of(*match.groups())
     return None
+
+
+def _plain(sign: str, digits: str) -> Fraction:
+    return _signed(sign, Fraction(digits))
+
+
+def _scientific(sign: str, digits: str, braced: str | None, bare: str | None) -> Fraction:
+    return _signed(sign, Fraction(digits) * Fraction(10) ** int(braced or bare or "0"))
+
+
+def _fraction(
+    sign: str, whole: str | None, sign_above: str, above: str, sign_below: str, below: str
+) -> Fraction | None:
+    is_mixed = whole is not None
+    if Fraction(below) == 0 or (is_mixed and (sign_above or sign_below or "." in above + below)):
+        return None
+    return _signed(sign + sign_above + sign_below, Fraction(whole or 0) + Fraction(above) / Fraction(below))
+
+
+def _slashed(sign: str, whole: str | None, above: str, sign_below: str, below: str) -> Fraction | None:
+    return _fraction(sign, whole, "", above, sign_below, below)
+
+
+def _repeating(sign: str, whole: str, once: str, period: str) -> Fraction:
+    shift = 10 ** len(once)
+    return _signed(
+        sign, Fraction(int(whole + once or "0"), shift) + Fraction(int(period), shift * (10 ** len(period) - 1))
+    )
+
+
+_FORMS = (
+    (_NUMBER, _plain),
+    (_SCIENTIFIC, _scientific),
+    (_FRACTION, _fraction),
+    (_SLASHED, _slashed),
+    (_REPEATING, _repeating),
+)
 
 
 def _signed(signs: str, value: Fraction) -> Fraction:
@@ -89,10 +111,11 @@ _FUNCTIONS = {
     "exp": sympy.exp,
 }
 _INVERSES = {"sin": sympy.asin, "cos": sympy.acos, "tan": sympy.atan}
-_LETTERS = frozenset(
+_GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
-    "psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split()
+    "psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
 )
+_LETTERS = frozenset(_GREEK.split())
 _TIMES = ("\\cdot", "*")
 _OVER = ("/", "\\div")
 
@@ -268,21 +291,25 @@ class _Reader:
             return sympy.pi
         if name in _LETTERS:
             return self._letter(name)
-        if name == "frac":
-            above, below = self._group(), self._group()
-            if below == 0:
-                raise UnreadableError("a division by zero")
-            return above / below
-        if name == "binom":
-            return sympy.binomial(self._group(), self._group())
-        if name == "sqrt":
-            return self._root()
-        if name == "log":
-            base = self._group() if self._takes("_") else sympy.Integer(10)
-            return self._applied(lambda value: sympy.log(value, base))
         if name in _FUNCTIONS:
             return self._applied(_FUNCTIONS[name], inverse=_INVERSES.get(name))
-        raise UnreadableError(f"\\{name} is not read")
+        rules = {"frac": self._fraction, "binom": self._binomial, "sqrt": self._root, "log": self._logarithm}
+        if name not in rules:
+            raise UnreadableError(f"\\{name} is not read")
+        return rules[name]()
+
+    def _fraction(self) -> sympy.Expr:
+        above, below = self._group(), self._group()
+        if below == 0:
+            raise UnreadableError("a division by zero")
+        return above / below
+
+    def _binomial(self) -> sympy.Expr:
+        return sympy.binomial(self._group(), self._group())
+
+    def _logarithm(self) -> sympy.Expr:
+        base = self._group() if self._takes("_") else sympy.Integer(10)
+        return self._applied(lambda value: sympy.log(value, base))
 
     def _root(self) -> sympy.Expr:
         if not self._takes("["):
@@ -321,6 +348,9 @@ class _Reader:
         return function(argument) ** power
 
 
+Point = dict[sympy.Basic, sympy.Basic | float]
+
+
 def same_value(one: sympy.Expr, other: sympy.Expr) -> bool:
     """True if two expressions agree, to 40 digits and more, wherever they are evaluated.
 
@@ -333,7 +363,7 @@ def same_value(one: sympy.Expr, other: sympy.Expr) -> bool:
     return all(_agree(one, other, point) for point in points(variables))
 
 
-def points(variables: list[sympy.Basic]) -> list[dict[sympy.Basic, sympy.Expr]]:
+def points(variables: list[sympy.Basic]) -> list[Point]:
     """Four assignments of small rationals; one empty one where there are no variables."""
     if not variables:
         return [{}]
@@ -347,7 +377,7 @@ def points(variables: list[sympy.Basic]) -> list[dict[sympy.Basic, sympy.Expr]]:
     ]
 
 
-def _agree(one: sympy.Expr, other: sympy.Expr, point: dict[sympy.Basic, sympy.Expr]) -> bool:
+def _agree(one: sympy.Expr, other: sympy.Expr, point: Point) -> bool:
     first, second = number_at(one, point), number_at(other, point)
     if first is None or second is None:
         return False
@@ -362,7 +392,7 @@ NOTHING = sympy.Float("1e-45")
 """A number below may be a zero that evaluation did not recognize."""
 
 
-def number_at(value: sympy.Expr, point: dict[sympy.Basic, sympy.Expr]) -> sympy.Expr | None:
+def number_at(value: sympy.Expr, point: Point) -> sympy.Expr | None:
     """A complex number to 60 digits; None where the value is not defined there."""
     number = value.evalf(DIGITS, subs=point) if point else value.evalf(DIGITS)
     return number if number.is_number and number.is_finite else None

@@ -93,14 +93,14 @@ _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED = re.compile(r"(?<![\d.])\d{1,3}(?:(?: |\\,)\d{3})+(?!\d)")
 _RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?:['-][A-Za-z]{2,})*")
 _ARTICLE = re.compile(r"(?<![\w\\{])[aA] (?=\\text\{)")
-SHORT_WORDS = frozenset(
+_SHORT = (
     "cm mm km kg mg ml mL ft in mi yd lb lbs oz mph kph min mins hr hrs sec secs deg rad sq no or of is to pm am at by "
-    "all any act ant art best boy box city cost most not now how low lot ago egg for per and the".split()
+    "all any act ant art best boy box city cost most not now how low lot ago egg for per and the"
 )
+SHORT_WORDS = frozenset(_SHORT.split())
 """Words of two to four letters that could be products of variables, but are not."""
-UNITS_AFTER_DIGITS = frozenset(
-    "cm mm km kg mg ml mL ft in mi yd lb lbs oz mph kph min hr hrs sec deg rad pm am".split()
-)
+_UNITS = "cm mm km kg mg ml mL ft in mi yd lb lbs oz mph kph min hr hrs sec deg rad pm am"
+UNITS_AFTER_DIGITS = frozenset(_UNITS.split())
 _SCRIPT = re.compile(r"([\^_])\s*(-?\d+|[A-Za-z]|\\[A-Za-z]+|-[A-Za-z])")
 _PLAIN_GROUP = re.compile(r"(\^|\\sqrt)\s*\(([^()]*)\)")
 _BLANKS = re.compile(r"\s+")
@@ -171,7 +171,10 @@ def _with_plain_fonts(text: str) -> str:
         )
         if is_unit or re.search(r"[A-Za-z]{2,}", content):
             comma = ", " if content.startswith(",") else ""
-            return f"{comma}\\text{{{content.strip(' ,')}}}" if not re.search(r"[\\^_$]", content) else f" {content} "
+            after = " " if match[1][-1].isspace() else ""
+            return (
+                f" {content} " if re.search(r"[\\^_$]", content) else f"{comma}\\text{{{content.strip(' ,')}}}{after}"
+            )
         return f" {content} "
 
     for _ in range(3):  # fonts may be nested
@@ -226,18 +229,22 @@ _ONE_ARGUMENT = re.compile(r"\s*(\d|[A-Za-z]|\\[A-Za-z]+)")
 def _with_braced_arguments(text: str, command: str) -> str:
     """`\\frac12` and `\\frac\\pi2` with braces around both arguments."""
     first, *rest = text.split(command)
-    done = first
-    for part in rest:
-        done += command
-        for _ in range(2):
-            group = _braced_group(part) or _ONE_ARGUMENT.match(part)
-            if group is None:
-                break
-            content = group if isinstance(group, str) else f"{{{group[1]}}}"
-            part = part[len(group) if isinstance(group, str) else group.end() :].lstrip()
-            done += content
-        done += part
-    return done
+    return first + "".join(command + _braced_pair(part) for part in rest)
+
+
+def _braced_pair(text: str) -> str:
+    done = ""
+    for _ in range(2):
+        text = text.lstrip()
+        group = _braced_group(text)
+        match = _ONE_ARGUMENT.match(text)
+        if group:
+            done, text = done + group, text[len(group) :]
+        elif match:
+            done, text = f"{done}{{{match[1]}}}", text[match.end() :]
+        else:
+            break
+    return done + text
 
 
 def _braced_group(text: str) -> str | None:

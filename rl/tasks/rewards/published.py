@@ -3,8 +3,8 @@ r"""The scoring rules of published runs, as pure functions of text, mistakes inc
 A curve can be compared with a publication only under the publication's own rule, so these forgive and refuse exactly
 what verl's do (verl/utils/reward_score at 7b19203c52, the revision of the ROCm image): `gsm8k.py` strict, `math.py`
 (the string rules of Hendrycks et al., arXiv:2103.03874), and `math_dapo.py` (those of Minerva, arXiv:2206.14858, as
-DAPO uses them, without the later fallback to `\boxed{}`). Whether an answer is right is another question: see
-`equivalence.py`.
+DAPO uses them, without the later fallback to `\boxed{}`). geometry3k's is in `geometry.py`. Whether an answer is
+right is another question: see `equivalence.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def strict_answer(text: str) -> str | None:
 def math(response: str, answer: str) -> Verdict:
     r"""1.0 if the last `\boxed{}` of the response equals `answer` after Hendrycks' normalization, else 0.0."""
     found = last_boxed(response)
-    return decided(found, correct=found is not None and _equal_as_hendrycks(found, answer))
+    return decided(found, correct=found is not None and equal_as_hendrycks(found, answer))
 
 
 def last_boxed(text: str) -> str | None:
@@ -62,7 +62,7 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _equal_as_hendrycks(one: str, other: str) -> bool:
+def equal_as_hendrycks(one: str, other: str) -> bool:
     """The original compares the raw texts where its normalization trips over either."""
     try:
         return normalized_as_hendrycks(one) == normalized_as_hendrycks(other)

@@ -64,13 +64,31 @@ _UNIT_NAMES = {
 }
 UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
 """Name of a unit, singular and in lower case -> the unit."""
-_IGNORED = frozenset("the a an of in is are was about approximately exactly total there be per unit units".split())  # noqa: SIM905
+_IGNORED = frozenset(
+    (
+        "the",
+        "a",
+        "an",
+        "of",
+        "in",
+        "is",
+        "are",
+        "was",
+        "be",
+        "about",
+        "approximately",
+        "exactly",
+        "total",
+        "there",
+        "unit",
+    )
+)
 
 _TRAILING = re.compile(
     r"(?:\s*(?:\\text\{[^{}]*\}|\((?:\s*\\text\{[^{}]*\})+\s*\)|\\usd|\\eur|\\gbp|%|\^\{\\circ\}(?:\s*[CF](?![A-Za-z]))?|(?<=\})\^\{[23]\}|(?<=\})/(?=\\text)"
     r"|(?<=\s)[msghL](?![A-Za-z(])))+$"
 )
-_LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}[:,]?|\\usd|\\eur|\\gbp|:))+")
+_LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}(?!\()[:,]?|\\usd|\\eur|\\gbp|:))+")
 _MARK = re.compile(r"\\text\{([^{}]*)\}|\\(usd|eur|gbp)|(%)|(\^\{\\circ\})|\^\{([23])\}|([A-Za-z])|(/)")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*|[23]")
 

@@ -15,34 +15,43 @@ _RELATION_SIGN = re.compile(
 _WORDED_EQUAL = re.compile(r"\\text\{\s*is\s*\}\s*\\text\{\s*equal\s*\}\s*\\text\{\s*to\s*\}")
 
 
+def depth(text: str) -> int:
+    """Most brackets of any kind open at once."""
+    deepest = current = 0
+    for character in text:
+        current += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, current)
+    return deepest
+
+
 def _top_level(text: str) -> Iterator[tuple[int, int]]:
-    """(place, depth) of every character that opens or closes nothing; what is in `\\text{}` is at no depth."""
-    depth, place = 0, 0
+    """(place, level) of every character that opens or closes nothing; what is in `\\text{}` is at no depth."""
+    level, place = 0, 0
     while place < len(text):
         if text.startswith("\\text{", place):
             end = text.find("}", place)
-            yield place, depth
+            yield place, level
             place = end + 1 if end > 0 else len(text)
             continue
         if text.startswith(("\\{", "\\}"), place):
-            depth += 1 if text[place + 1] == "{" else -1
+            level += 1 if text[place + 1] == "{" else -1
             place += 2
             continue
         character = text[place]
         if character in "([{":
-            depth += 1
+            level += 1
         elif character in ")]}":
-            depth -= 1
+            level -= 1
         else:
-            yield place, depth
+            yield place, level
         place += 1
 
 
 def _split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]:
     """Parts between the separators that stand outside all brackets, and these separators."""
     parts, separators, start = [], [], 0
-    for place, depth in _top_level(text):
-        match = separator.match(text, place) if depth == 0 and place >= start else None
+    for place, level in _top_level(text):
+        match = separator.match(text, place) if level == 0 and place >= start else None
         if match:
             parts.append(text[start:place].strip())
             separators.append(match[0].strip())
@@ -77,15 +86,12 @@ def bracketed(text: str) -> tuple[str, list[str]] | None:
     if opening is None or closing is None or (opening == "\\{") != (closing == "\\}"):
         return None
     inside = text[len(opening) : -len(closing)]
-    depth = 0
-    for place in range(len(inside)):
-        if inside[place] in "([{":
-            depth += 1
-        elif inside[place] in ")]}":
-            depth -= 1
-        if depth < 0:
+    level = 0
+    for character in inside:
+        level += (character in "([{") - (character in ")]}")
+        if level < 0:
             return None
-    if depth != 0:
+    if level != 0:
         return None
     items = _split(inside, _ITEM_SEPARATOR)[0]
     if not all(items):
@@ -151,38 +157,37 @@ class Relation:
         In the right answer only a name on the left is ignored, so that an equation is not taken for its right side.
         """
         if "\\approx" in self.signs:
-            exact = self.signs.index("\\approx")
-            if exact == 0:
-                return self.sides[1] if _LABEL.fullmatch(self.sides[0]) else self.sides[0]
-            shorter = Relation(self.sides[: exact + 1], self.signs[:exact])
-            return shorter.value(is_right=is_right, agree=agree)
+            return self._exact_value(is_right=is_right, agree=agree)
         if self.signs == ("\\in",):
             return self.sides[1] if _LABEL.fullmatch(self.sides[0]) else None
-        if set(self.signs) != {"="}:
-            return None
         if self.is_labelled:
             return self.sides[-1]
-        if is_right or _CHANGING.search(self.sides[0]):
+        if is_right or set(self.signs) != {"="} or _CHANGING.search(self.sides[0]):
             return None
         is_named = not re.search(r"\d", _SUBSCRIPT.sub("", self.sides[0]))
         is_sum = all(agree(side, self.sides[-1]) for side in self.sides)
         return self.sides[-1] if is_named or is_sum else None
 
+    def _exact_value(self, *, is_right: bool, agree: Callable[[str, str], bool]) -> str | None:
+        """Of `x = 1/3 \\approx 0.33` a third, but of `x \\approx 0.33` what is there."""
+        exact = self.signs.index("\\approx")
+        if exact == 0:
+            return self.sides[1] if _LABEL.fullmatch(self.sides[0]) else self.sides[0]
+        shorter = Relation(self.sides[: exact + 1], self.signs[:exact])
+        return shorter.value(is_right=is_right, agree=agree)
+
     def interval(self) -> str | None:
         r"""`0 \le x < 1` as `[0,1)`, `x < 3` as `(-\infty,3)`; None: it is no inequality for one variable."""
-        if not set(self.signs) <= {"<", "\\le"}:
-            return None
         is_variable = [re.fullmatch(_VARIABLE, side) is not None for side in self.sides]
-        if len(self.sides) == 3 and is_variable[1]:
-            opening = "[" if self.signs[0] == "\\le" else "("
-            closing = "]" if self.signs[1] == "\\le" else ")"
-            return f"{opening}{self.sides[0]},{self.sides[2]}{closing}"
-        if len(self.sides) == 2 and is_variable[0] != is_variable[1]:
-            closed = self.signs[0] == "\\le"
-            if is_variable[0]:
-                return f"(-\\infty,{self.sides[1]}{']' if closed else ')'}"
-            return f"{'[' if closed else '('}{self.sides[0]},\\infty)"
-        return None
+        ends = {(True, False): ("-\\infty", 1), (False, True): (0, "\\infty"), (False, True, False): (0, 2)}.get(
+            tuple(is_variable)
+        )
+        if ends is None or not set(self.signs) <= {"<", "\\le"}:
+            return None
+        below, above = (self.sides[end] if isinstance(end, int) else end for end in ends)
+        opening = "[" if self.signs[0] == "\\le" and ends[0] == 0 else "("
+        closing = "]" if self.signs[-1] == "\\le" and ends[1] != "\\infty" else ")"
+        return f"{opening}{below},{above}{closing}"
 
 
 def _sign_of(text: str) -> str:
