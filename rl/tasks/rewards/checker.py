@@ -48,6 +48,10 @@ class _GoneError(CheckerError):
     """The workers are not to be used any more."""
 
 
+class _NoStartError(_GoneError):
+    """The workers did not start. They are not started for every case again: `close` forgets it."""
+
+
 class _OverLimitError(Exception):
     """The case went over its limit of time or memory; the worker was replaced."""
 
@@ -106,7 +110,7 @@ class _Workers:
             try:
                 channel.receive(timeout_s=START_TIMEOUT_S)
             except (EOFError, OSError) as error:
-                raise self._gone(f"the workers of the checker did not start ({error!r})") from error
+                raise _NoStartError(str(self._gone(f"the workers of the checker did not start ({error!r})"))) from error
             self.idle.put(channel)
 
     def judge(self, channel: _Channel, case: Case) -> Verdict:
@@ -133,9 +137,13 @@ class _Workers:
 
     def _gone(self, what: str) -> _GoneError:
         self._errors.seek(0)
-        last_words = self._errors.read()[-500:].decode(errors="replace").strip()
+        last_lines = self._errors.read()[-2000:].decode(errors="replace").strip().splitlines()[-1:]
         self.kill()
-        return _GoneError(f"{what}: {last_words or 'no message was left'}")
+        return _GoneError(f"{what}: {''.join(last_lines) or 'no message was left'}")
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.is_gone and self._process.poll() is None
 
     def kill(self) -> None:
         """Ends the process and its children. A case that another thread still has there is asked again by it."""
@@ -162,6 +170,7 @@ class Checker:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._workers: _Workers | None = None
+        self._start_error: _NoStartError | None = None
         self._owner = os.getpid()
 
     def check(self, cases: Sequence[Case]) -> list[Verdict]:
@@ -179,7 +188,7 @@ class Checker:
         if threads is not None and self._owner == os.getpid():
             threads.shutdown()
         with self._lock:
-            workers, self._workers = self._workers, None
+            workers, self._workers, self._start_error = self._workers, None, None
         if workers is not None and self._owner == os.getpid():
             workers.close()
 
@@ -208,6 +217,8 @@ class Checker:
             except _OverLimitError as error:
                 wrong = -1.0 if case.rule == "dapo" else 0.0
                 return Verdict(wrong, False, None, Reason.TIMEOUT, str(error))
+            except _NoStartError as error:
+                return Verdict(0.0, False, None, Reason.ERROR, str(error))
             except CheckerError as error:
                 failure = str(error)
                 log.warning("%s", failure)
@@ -224,8 +235,15 @@ class Checker:
     def _usable_workers(self) -> _Workers:
         """There are as many threads as workers, so that each finds an idle one."""
         with self._lock:
-            if self._workers is None or self._workers.is_gone:
-                self._workers = _Workers(self.config, self._num_workers)
+            if self._start_error is not None:
+                raise self._start_error
+            if self._workers is None or not self._workers.is_usable:
+                try:
+                    self._workers = _Workers(self.config, self._num_workers)
+                except _NoStartError as error:
+                    self._start_error = error
+                    log.error("%s", error)
+                    raise
             return self._workers
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rl.tasks.rewards import remainder
 from rl.tasks.rewards.expressions import UnreadableError, expression, number_at, points, rational, same_value
 from rl.tasks.rewards.extract import final_answer
 from rl.tasks.rewards.notation import written
-from rl.tasks.rewards.quantities import Quantity, quantity, units_agree
+from rl.tasks.rewards.quantities import Quantity, quantity, units_agree, without_leading_words
 from rl.tasks.rewards.structure import (
     Relation,
     bracketed,
@@ -59,7 +59,22 @@ def equivalent(given: str, right: str) -> bool:
     option = _option(other)
     if option and len(other) <= 3:
         return _option(one) == option or _equal(one, other)
-    return _equal(_without_option(one), _without_option(other))
+    one, other = _without_option(one), _without_option(other)
+    if "\\text" in one + other and _words_of(one) == _words_of(other):
+        return True
+    bare, other_bare = without_leading_words(one), without_leading_words(other)
+    if (bare == one) != (other_bare == other):  # words on one side only
+        one, other = bare, other_bare
+    return _equal(_in_digits(one), _in_digits(other))
+
+
+_NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def _in_digits(text: str) -> str:
+    """A small number in words as digits."""
+    match = re.fullmatch(r"\\text\{(\w+)\}", text)
+    return str(_NUMERALS.index(match[1].lower())) if match and match[1].lower() in _NUMERALS else text
 
 
 _OPTION = re.compile(r"\(?([A-J])[).:](?:\s+.*)?|([A-J])|\(([A-J])\).*")

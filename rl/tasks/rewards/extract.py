@@ -24,15 +24,21 @@ _OPTION = re.compile(r"\b(?:option|choice)\s+(?=\(?[A-J]\b)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _CLAUSE = re.compile(r",?\s+(?:because|since|which|where|when|whereas|given|so|after|while|if|as|by)\b", re.IGNORECASE)
 _MATH = re.compile(
-    r"\$\$(.{1,400}?)\$\$|\\\[(.{1,400}?)\\\]|\\\((.{1,400}?)\\\)|(?<![\\$])\$([^$\n]{1,400})(?<!\\)\$", re.DOTALL
+    r"\$\$(.{1,400}?)\$\$|\\\[(.{1,400}?)\\\]|\\\((.{1,400}?)\\\)"
+    r"|(?<![\\$\w])\$(?=\S)((?:\\.|[^$\\\n]|\n(?!\s*\n)){1,400})(?<=\S)\$(?!\d)"  # `$5 and $6` are prices
+    r"|(?<![\\$\w])\$(?![^$\n]*?(?<![\\A-Za-z])[A-Za-z]{2})([^$\n]{1,400})\$(?!\d)",
+    re.DOTALL,
 )
 _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?[$\u20ac\u00a3]?[ ]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?[ ]?(?:%|percent)?"
 )
+_RESULT = re.compile(rf"=\s*((?>{_NUMBER.pattern}))(?!\s*[-+*/=\u00d7])")
 _NEGATION = re.compile(
-    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|between|or)\b|n't\b",
+    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|either|or)\b|n't\b",
     re.IGNORECASE,
 )
+NEAR_CHARACTERS = 25
+"""A negation so far before a number, or half as far after it, is about that number."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "pi", "frac", "text"}
 
@@ -89,25 +95,18 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _anchored(text: str) -> str | None:
-    starts = [match.end() for match in _ANCHOR.finditer(text)] + [match.end() for match in _OPTION.finditer(text)]
+    """What follows the last `answer is`, up to the end of the sentence or a clause that explains it."""
+    starts = [match.end() for match in (*_ANCHOR.finditer(text), *_OPTION.finditer(text))]
     if not starts:
         return None
-    start = max(starts)
-    rest = text[start:].lstrip(" \t:*\n")
-    display = _MATH.match(rest)
-    if display is not None and "\n" in display[0]:
-        return _inside(display)
-    return _statement(rest)
+    rest = text[max(starts) :].lstrip(" \t:*\n")
+    formulas = [match.span() for match in _MATH.finditer(rest[: 2 * MAX_STATEMENT])]
 
+    def first_outside(pattern: re.Pattern[str], end: int) -> int:
+        matches = (match.start() for match in pattern.finditer(rest, 0, end))
+        return next((place for place in matches if not any(a < place < b for a, b in formulas)), end)
 
-def _statement(text: str) -> str | None:
-    """The first sentence of `text`, up to a clause that explains it."""
-    end = _SENTENCE_END.search(text)
-    statement = text[: end.start()] if end else text
-    clause = _CLAUSE.search(statement)
-    if clause:
-        statement = statement[: clause.start()]
-    statement = statement.strip().rstrip(".,;:")
+    statement = rest[: first_outside(_CLAUSE, first_outside(_SENTENCE_END, len(rest)))].strip().rstrip(".,;:")
     return statement if 0 < len(statement) <= MAX_STATEMENT else None
 
 
@@ -120,23 +119,33 @@ def _unmarked(text: str) -> str | None:
         return lines[0].rstrip(".")
     sentence = _last_sentence(lines[-1])
     formulas = list(_MATH.finditer(sentence))
-    if formulas and not _NEGATION.search(_outside(sentence)):
-        return _inside(formulas[-1])
-    if not formulas and not _has_words(sentence):
-        return sentence
+    if formulas:
+        return _inside(formulas[-1]) if not _NEGATION.search(_MATH.sub(" ", sentence)) else None
+    return _last_number(sentence) if _has_words(sentence) else sentence
+
+
+def _last_number(sentence: str) -> str | None:
+    """The right side of the last equation or, without one, the last number that no word takes back."""
+    results = list(_RESULT.finditer(sentence))
     numbers = list(_NUMBER.finditer(sentence))
-    if not numbers or formulas or _NEGATION.search(sentence):
+    if results:
+        found = results[-1][1]
+    elif numbers and not _is_negated(sentence, numbers[-1]):
+        found = numbers[-1][0]
+    else:
         return None
-    return numbers[-1][0].strip().rstrip(",")
+    return found.strip().rstrip(",")
+
+
+def _is_negated(sentence: str, number: re.Match[str]) -> bool:
+    before = sentence[max(0, number.start() - NEAR_CHARACTERS) : number.start()]
+    after = sentence[number.end() : number.end() + NEAR_CHARACTERS // 2]
+    return _NEGATION.search(before) is not None or _NEGATION.search(after) is not None
 
 
 def _last_sentence(line: str) -> str:
     ends = [match.end() for match in _SENTENCE_END.finditer(line.rstrip(".!?"))]
     return line[ends[-1] :].strip().rstrip(".!?") if ends else line.rstrip(".!?")
-
-
-def _outside(sentence: str) -> str:
-    return _MATH.sub(" ", sentence)
 
 
 def _inside(match: re.Match[str]) -> str:

@@ -89,9 +89,11 @@ _FONT = re.compile(
 )
 _DELIMITERS = re.compile(r"\$|\\[\[\]()]")
 _DOLLARS = re.compile(r"\$(?=\s?[\d.])")
+_GROUP_SPACE = re.compile(r",\\!\s*")
 _GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED = re.compile(r"(?<![\d.])\d{1,3}(?:(?: |\\,)\d{3})+(?!\d)")
 _RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?:['-][A-Za-z]{2,})*")
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _ARTICLE = re.compile(r"(?<![\w\\{])[aA] (?=\\text\{)")
 _SHORT = (
     "cm mm km kg mg ml mL ft in mi yd lb lbs oz mph kph min mins hr hrs sec secs deg rad sq no or of is to pm am at by "
@@ -112,7 +114,8 @@ def written(text: str) -> str:
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
     text = "".join(_CHARACTERS.get(character, character) for character in text)
-    text = unicodedata.normalize("NFKC", text).replace("{,}", ",").replace(",\\!", ",").replace("\\$", "\\usd ")
+    text = unicodedata.normalize("NFKC", text).replace("{,}", ",").replace("\\$", "\\usd ")
+    text = _GROUP_SPACE.sub(",", text)
     text = _with_single_backslashes(text)
     text = _without_delimiters(text)
     text = _DROPPED.sub(" ", text)
@@ -157,7 +160,9 @@ def _is_word(match: re.Match[str]) -> bool:
         return run in UNITS_AFTER_DIGITS or len(run) > 4
     if run in SHORT_WORDS or run.lower() == "no" or len(run) > 4:
         return True
-    return len(run) > 2 and list(run.lower()) != sorted(run.lower())
+    letters = run.lower()
+    looks_like_a_product = letters in ALPHABET or (len(run) == 3 and list(letters) == sorted(letters))
+    return len(run) > 2 and not looks_like_a_product
 
 
 def _with_plain_fonts(text: str) -> str:

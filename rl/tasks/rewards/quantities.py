@@ -89,6 +89,7 @@ _TRAILING = re.compile(
     r"|(?<=\s)[msghL](?![A-Za-z(])))+$"
 )
 _LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}(?!\()[:,]?|\\usd|\\eur|\\gbp|:))+")
+_LEADING_WORDS = re.compile(r"(?:\\text\{[^{}]*\}(?!\()[:,]?\s*)+(?=\S)(?=[^=<>]*\Z)(?!\\text|[,;])")
 _MARK = re.compile(r"\\text\{([^{}]*)\}|\\(usd|eur|gbp)|(%)|(\^\{\\circ\})|\^\{([23])\}|([A-Za-z])|(/)")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*|[23]")
 
@@ -101,6 +102,8 @@ class Quantity:
     """Units known by name that follow it, or a currency."""
     words: frozenset[str]
     """Other words that follow it, singular."""
+    words_before: frozenset[str]
+    """Words that stand before it."""
     is_percent: bool
     scale: Fraction
 
@@ -128,7 +131,14 @@ def quantity(text: str) -> Quantity | None:
         elif word not in _IGNORED and word != "percent":
             words.add(word)
     units |= {UNITS[word] for word in before if word in ("usd", "eur", "gbp")}
-    return Quantity(core, frozenset(units), frozenset(words), "percent" in after, scale)
+    words_before = frozenset(before) - _IGNORED - UNITS.keys()
+    return Quantity(core, frozenset(units), frozenset(words), words_before, "percent" in after, scale)
+
+
+def without_leading_words(text: str) -> str:
+    """`\\text{The interval is}[0,1]` as `[0,1]`, unless the words change what is said."""
+    match = _LEADING_WORDS.match(text)
+    return text[match.end() :] if match and not CHANGING_WORDS.intersection(_words(match[0])) else text
 
 
 def _words(text: str) -> list[str]:
@@ -165,6 +175,8 @@ def units_agree(one: Quantity, other: Quantity) -> bool:
     """Units and words are ignored where one side has none; where both have some they must not contradict."""
     if one.units and other.units and one.units != other.units:
         return False
-    if one.words and other.words:
-        return one.words <= other.words or other.words <= one.words
-    return True
+    return _do_not_contradict(one.words, other.words) and _do_not_contradict(one.words_before, other.words_before)
+
+
+def _do_not_contradict(some: frozenset[str], others: frozenset[str]) -> bool:
+    return not some or not others or some <= others or others <= some

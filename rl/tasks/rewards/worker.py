@@ -3,7 +3,7 @@
 It gets a socket for each child and speaks JSON lines on it: `{"ready": true}` once, then a reply for each case.
 Children are forked after everything is imported, so that a new one costs milliseconds. Before each case a child sets
 the kernel's own timer with its default action, which ends it on time even in a loop that never returns to the
-interpreter; the kernel limits its memory, too. The parent reports on the socket how a child ended, and forks the next.
+interpreter; the kernel limits its memory, too. The parent forks the next and says on the socket how the last one ended.
 
 Nothing that they read can run code. Text is parsed by grammars, and in a child an audit hook refuses to compile or
 execute any text, to start processes, to open connections, and to write or remove files.
@@ -101,8 +101,8 @@ def main() -> None:
         child, status = os.wait()
         channel, code = children.pop(child), os.waitstatus_to_exitcode(status)
         if code != 0:
-            send(channel, {"died": code})
             fork(channel)
+            send(channel, {"died": code})
 
 
 if __name__ == "__main__":
