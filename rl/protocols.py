@@ -38,8 +38,13 @@ class PromptRenderer(Protocol):
     num_dropped: int
     """Over-long prompts that were dropped so far."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, name: str = "") -> IntArray | None:
-        """[L_p]; None if the prompt is over-long and such prompts are dropped. `name` says which prompt, for errors."""
+    def render(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], *, names: Sequence[str]
+    ) -> list[IntArray | None]:
+        """[L_p] of each prompt's messages; None where it is over-long and such prompts are dropped.
+
+        `names` say which prompts they are, for errors.
+        """
         ...
 
 

@@ -66,6 +66,7 @@ class Prompt:
     """[L_p], chat template applied, image placeholders expanded as the model's processor expands them."""
     answer: str
     task: str
+    """Data set or evaluation set that the problem is of."""
     images: tuple[NDArray[np.uint8], ...] = ()
     """Each [height, width, 3]. Empty for text."""
     mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -134,6 +135,9 @@ class Reward:
     value: float
     correct: bool
     parts: dict[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    """The final answer that the grader read: equal texts are votes for one answer. None: it read none, or none is
+    asked for."""
 
 
 class RewardError(Exception):
@@ -235,7 +239,7 @@ class PublishStats:
 class EvalResult:
     benchmark: str
     metric: str
-    """For example `greedy` or `avg@32`."""
+    """For example `greedy`, `avg@32`, `pass@8`, `maj@32`, or `published/greedy` by another rule."""
     value: float
     """In [0, 1]."""
     stderr: float
@@ -266,3 +270,7 @@ class EvalSet:
     samples_per_problem: int
     sampling: Sampling
     grader: Grader
+    accuracies: tuple[str, ...] = ()
+    """Reward parts of 0 or 1 that judge by other rules than `Reward.correct`; each is an accuracy of its own."""
+    votes: bool = False
+    """The grader fills `Reward.answer`, so that a majority vote has a meaning."""

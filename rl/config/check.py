@@ -18,6 +18,7 @@ from rl.config.schema import (
     FullyAsyncConfig,
     InFlight,
     MegatronConfig,
+    Mode,
     OldLogprobs,
     RolloutConfig,
     RunConfig,
@@ -63,6 +64,7 @@ RANGES: tuple[Range, ...] = (
     ("task.eval_sampling.top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("task.eval_sampling.top_k", lambda value: value == -1 or value > 0, "-1 (all) or at least 1"),
     ("task.eval_sampling.samples_per_problem", POSITIVE, "at least 1"),
+    ("task.train_limit", lambda value: value is None or value > 0, "at least 1, or null for all"),
     ("task.eval_limit", lambda value: value is None or value > 0, "at least 1, or null for all"),
     ("task.checker.workers", lambda value: value is None or value > 0, "at least 1, or null for one per core"),
     ("task.checker.timeout_s", POSITIVE, "above 0"),
@@ -100,8 +102,9 @@ def check_run_config(config: RunConfig) -> None:
     check_devices(config)
     check_algorithm(config)
     check_model(config)
+    check_evaluation(config)
     num_prompts = check_data(config)
-    if num_prompts is not None:
+    if num_prompts is not None and config.mode is not Mode.eval:
         check_num_steps(config, num_prompts)
 
 
@@ -197,6 +200,19 @@ def check_checkpoints(config: RunConfig) -> None:
             f"checkpoint.keep_best={metric} needs a checkpoint at each evaluation: evaluation.every={evaluated} must "
             f"be a multiple of checkpoint.every={every}, and neither 0."
         )
+
+
+def check_evaluation(config: RunConfig) -> None:
+    folder = config.evaluation.checkpoint
+    if folder is None:
+        return
+    if config.mode is Mode.train:
+        raise ConfigError(
+            f"evaluation.checkpoint={folder} is for mode=eval. To train on, write rl resume=RUN; to start from those "
+            "weights, export them (rl export RUN) and set model.path."
+        )
+    if not Path(folder).expanduser().is_dir():
+        raise ConfigError(f"evaluation.checkpoint={folder}: there is no such folder. Give a run folder.")
 
 
 def check_devices(config: RunConfig) -> None:
@@ -301,6 +317,8 @@ def check_data(config: RunConfig) -> int | None:
 
 def check_num_steps(config: RunConfig, num_prompts: int) -> None:
     step = config.algorithm.prompts_per_step
+    if num_prompts == 0:
+        raise ConfigError("the task has no training prompts: it is for mode=eval. Choose another, or set task.train.")
     if config.steps is None and config.num_steps(num_prompts) == 0:
         raise ConfigError(
             f"{num_prompts} training rows, algorithm.prompts_per_step={step}: {config.task.epochs} epoch(s) x "

@@ -18,7 +18,13 @@ from rl.config.schema import ConfigError, RunConfig
 
 CONFIG_NAME = "train"
 
-OPEN_NODES = ("model.hf_overrides.", "task.chat_template_kwargs.", "hardware.trainer_env.", "hardware.rollout_env.")
+OPEN_NODES = (
+    "model.hf_overrides.",
+    "task.chat_template_kwargs.",
+    "task.params.",
+    "hardware.trainer_env.",
+    "hardware.rollout_env.",
+)
 """Mappings whose keys belong to the person; everywhere else a new key is a mistake."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config import schema, tasks
+from rl.config.build import target_class
 from rl.config.schema import ConfigError, RunConfig
 
 GROUPS: dict[str, tuple[type, ...]] = {
@@ -16,7 +17,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
     "backend/rollout": (schema.LocalRolloutConfig, schema.VLLMRolloutConfig, schema.SGLangRolloutConfig),
     "placement": (schema.ColocatedConfig, schema.FullyAsyncConfig),
     "hardware": (schema.HardwareConfig,),
-    "task": (tasks.ArithmeticConfig, tasks.GSM8KConfig, tasks.JsonlConfig),
+    "task": (tasks.ArithmeticConfig, tasks.MathematicsConfig, tasks.ReasoningGymConfig, tasks.JsonlConfig),
     "logger": (schema.JsonlLoggerConfig, schema.WandbLoggerConfig),
 }
 """Config group -> schemas of its options. Everything a person can choose by name is here or in conf/."""
@@ -34,7 +35,8 @@ SCHEMA_NAMES = {
     schema.FullyAsyncConfig: "fully_async",
     schema.HardwareConfig: "hardware",
     tasks.ArithmeticConfig: "arithmetic",
-    tasks.GSM8KConfig: "gsm8k",
+    tasks.MathematicsConfig: "mathematics",
+    tasks.ReasoningGymConfig: "reasoning_gym",
     tasks.JsonlConfig: "jsonl",
     schema.JsonlLoggerConfig: "jsonl",
     schema.WandbLoggerConfig: "wandb",
@@ -52,12 +54,15 @@ def register_schema(group: str, name: str, config_class: type) -> None:
 
 
 def schema_of_target(target: str) -> type | None:
-    """The config class whose `_target_` default is `target`."""
+    """The config class whose `_target_` default is `target`; of another class, the one that its `config_class` names.
+
+    Raises ConfigError if that class cannot be imported.
+    """
     for classes in GROUPS.values():
         for config_class in classes:
             if getattr(config_class, "_target_", None) == target:
                 return config_class
-    return _user_schemas.get(target)
+    return _user_schemas.get(target) or getattr(target_class(target), "config_class", None)
 
 
 def package_folder(name: str) -> Path:

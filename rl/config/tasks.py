@@ -41,6 +41,23 @@ class Scoring(Enum):
     """1 where the final answer equals the right one, however it is written, else 0."""
 
 
+class AnswerRule(Enum):
+    """When an answer is right."""
+
+    equivalence = "equivalence"
+    """The response is the answer, white space around it aside, or its final answer equals it mathematically."""
+    exact = "exact"
+    """The finished response is the answer, white space around it aside."""
+    last_number = "last_number"
+    """The last number of the response equals the answer."""
+    gsm8k = "gsm8k"
+    """The text after the last `#### ` of the last 300 characters, as in the published GSM8K runs."""
+    math = "math"
+    """The last box, compared as text after Hendrycks' normalization, as in the published MATH runs."""
+    dapo = "dapo"
+    """The last `Answer:` line of the last 300 characters, as in the published DAPO runs; scores 1 or -1."""
+
+
 @dataclass
 class SamplingConfig:
     temperature: float = 1.0
@@ -84,6 +101,8 @@ class TaskConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """Of training rollouts."""
     eval_sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
+    train_limit: int | None = None
+    """Training rows used, the first ones; None: all."""
     eval_limit: int | None = None
     """Problems evaluated of each set, the first ones; None: all."""
     checker: CheckerConfig = field(default_factory=CheckerConfig)
@@ -110,11 +129,58 @@ class ArithmeticConfig(TaskConfig):
 
 
 @dataclass
-class GSM8KConfig(TaskConfig):
-    _target_: str = "rl.tasks.gsm8k.GSM8K"
-    path: str = "openai/gsm8k"
-    """Hub id, or a local folder with train.jsonl and test.jsonl in the published layout."""
+class DataConfig:
+    """Where a published data set is read from."""
+
+    path: str = MISSING
+    """Hub id, or a local folder in the published layout."""
     revision: str | None = None
+    """Of the hub. None: whatever it serves; scripts/fetch_assets.py prints what that was."""
+
+
+@dataclass
+class DataSetsConfig:
+    """The data sets that `task.train` and `task.evaluate` may name."""
+
+    gsm8k: DataConfig = field(default_factory=lambda: DataConfig("openai/gsm8k"))
+    math: DataConfig = field(default_factory=lambda: DataConfig("DigitalLearningGmbH/MATH-lighteval"))
+    math_500: DataConfig = field(default_factory=lambda: DataConfig("HuggingFaceH4/MATH-500"))
+    dapo_math: DataConfig = field(default_factory=lambda: DataConfig("BytedTsinghua-SIA/DAPO-Math-17k"))
+    dapo_aime_2024: DataConfig = field(default_factory=lambda: DataConfig("BytedTsinghua-SIA/AIME-2024"))
+    aime_2024: DataConfig = field(default_factory=lambda: DataConfig("HuggingFaceH4/aime_2024"))
+    aime_2025: DataConfig = field(default_factory=lambda: DataConfig("math-ai/aime25"))
+    amc23: DataConfig = field(default_factory=lambda: DataConfig("math-ai/amc23"))
+
+
+@dataclass
+class MathematicsConfig(TaskConfig):
+    """Mathematical problems with a final answer, from published data sets."""
+
+    _target_: str = "rl.tasks.mathematics.Mathematics"
+    train: list[str] = MISSING
+    """Names in `data` whose training rows are trained on, one after the other; empty: the task is for mode=eval."""
+    evaluate: list[str] = MISSING
+    """Names in `data` whose held-out problems are evaluated, each a set of its own."""
+    scoring: Scoring = Scoring.published
+    deduplicate: bool = False
+    """Train on each distinct problem once an epoch. A deviation where the published run trained on repeated rows."""
+    data: DataSetsConfig = field(default_factory=DataSetsConfig)
+
+
+@dataclass
+class ReasoningGymConfig(TaskConfig):
+    """Problems that a generator of the package reasoning-gym makes."""
+
+    _target_: str = "rl.tasks.reasoning_gym.ReasoningGym"
+    generator: str = MISSING
+    """For example `chain_sum`; an unknown one is refused with the nearest names."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Settings of the generator, but for size and seed."""
+    train_size: int = 10_000
+    train_seed: int = 1
+    eval_size: int = 200
+    """Held-out problems. One that is also among the training problems is taken out of those."""
+    eval_seed: int = 2
 
 
 @dataclass
@@ -128,3 +194,6 @@ class JsonlConfig(TaskConfig):
     """File of held-out rows; None: no evaluation."""
     prompt_key: str = "prompt"
     answer_key: str = "answer"
+    source_key: str | None = None
+    """Column that says where a row comes from: held-out rows are evaluated apart by it. None: all together."""
+    rule: AnswerRule = AnswerRule.equivalence

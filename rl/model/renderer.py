@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,28 @@ class Renderer:
         self.num_truncated = 0
         self.num_dropped = 0
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, name: str = "") -> IntArray | None:
-        """[L_p]; None if the prompt is over-long and such prompts are dropped. `name` says which prompt, for errors."""
-        token_ids = self._token_ids(messages, name=name)
+    def render(
+        self, conversations: Sequence[Sequence[Mapping[str, Any]]], *, names: Sequence[str]
+    ) -> list[IntArray | None]:
+        """[L_p] of each prompt's messages; None where it is over-long and such prompts are dropped.
+
+        `names` say which prompts they are, for errors. Many at once are several times faster than one by one.
+        """
+        texts = self.tokenizer.apply_chat_template(
+            [list(messages) for messages in conversations],
+            tokenize=False,
+            add_generation_prompt=True,
+            chat_template=self._template,
+            **self._kwargs,
+        )
+        with _all_cores():
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
+        return [
+            self._within_limit(self._checked(self._prefix + token_ids, text, name=name), name=name)
+            for token_ids, text, name in zip(encoded, texts, names, strict=True)
+        ]
+
+    def _within_limit(self, token_ids: list[int], *, name: str) -> IntArray | None:
         limit = self._max_prompt_tokens
         if len(token_ids) > limit:
             if self._overlong is Overlong.error:
@@ -72,17 +93,9 @@ class Renderer:
             token_ids = token_ids[-limit:]
         return np.array(token_ids, dtype=np.int32)
 
-    def _token_ids(self, messages: Sequence[Mapping[str, Any]], *, name: str) -> list[int]:
-        text = self.tokenizer.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=True,
-            chat_template=self._template,
-            **self._kwargs,
-        )
-        token_ids = self._prefix + self.tokenizer(text, add_special_tokens=False).input_ids
+    def _checked(self, token_ids: list[int], text: str, *, name: str) -> list[int]:
         if not token_ids:
-            raise ConfigError(f"prompt {name} is empty after the chat template: {list(messages)!r}")
+            raise ConfigError(f"prompt {name} is empty after the chat template.")
         bos, unknown = self.tokenizer.bos_token_id, self.tokenizer.unk_token_id
         if bos is not None and token_ids[:2] == [bos, bos]:
             raise ConfigError(
@@ -95,3 +108,18 @@ class Renderer:
                 "Use a model whose tokenizer covers the task's text."
             )
         return token_ids
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """Lets the tokenizer use every core: it reads the variable at each call. Elsewhere a run keeps it off, because a
+    process that has used those threads warns whenever another is forked from it."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before

@@ -99,7 +99,7 @@ class Arithmetic(ProblemTask):
             renderer=renderer,
             seed=seed,
             training=[self._problem(expression) for expression in split.training],
-            held_out=[self._problem(expression) for expression in split.held_out],
+            held_out={self.name: [self._problem(expression) for expression in split.held_out]},
         )
         self._demonstrated = self.rendered([self._problem(e) for e in split.warm_start], "warm-start")
         self._validation = self.rendered([self._problem(e) for e in split.validation], "validation")
@@ -141,7 +141,7 @@ class Arithmetic(ProblemTask):
             answer = f"{expression.value:0{self._answer_width}d}"[::-1]
         else:
             text, answer = f"What is {a} {operator} {b}? Answer with the number only.", str(expression.value)
-        return Problem(f"{self.name}:{a}{operator}{b}", user_message(text), answer)
+        return Problem(f"{self.name}:{a}{operator}{b}", user_message(text), answer, source=self.name, text=text)
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
         if self._notation is Notation.reversed_digits:

@@ -1,28 +1,37 @@
-"""What the tasks over a fixed list of problems share: rendering, order, grading, evaluation set, fingerprint."""
+"""What the tasks over problems known in advance share: rendering, order, grading, evaluation sets, fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl.config.schema import ConfigError
-from rl.config.tasks import SamplingConfig, TaskConfig, TrainReward
+from rl.config.tasks import DataConfig, SamplingConfig, TaskConfig, TrainReward
+from rl.progress import ProgressLine
 from rl.protocols import PromptRenderer
 from rl.tasks.controls import shuffled
+from rl.tasks.leaks import find_leaks, leak_words
 from rl.tasks.order import named_seed, row_at
-from rl.types import EvalSet, Grader, Prompt, Reward, RewardError, Rollout, Sampling
+from rl.types import EvalSet, Grader, IntArray, Prompt, Reward, RewardError, Rollout, Sampling
+
+CHUNK = 1000
+"""Prompts rendered between two updates of the progress line."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """One row before it is rendered."""
+    """One problem before it is rendered. Rows that repeat a problem are the same object, rendered once."""
 
     prompt_id: str
+    """`<source>:<row>`, of the first row with it."""
     messages: tuple[dict[str, Any], ...]
     answer: str
+    source: str
+    """Data set, or evaluation set, that it is of."""
+    text: str
+    """The problem without instructions: what is compared to find problems both trained on and held out."""
 
 
 def user_message(text: str) -> tuple[dict[str, Any], ...]:
@@ -41,11 +50,17 @@ def sampling_of(config: SamplingConfig, *, seed: int) -> Sampling:
     )
 
 
-class ProblemTask(ABC):
-    """A task over problems known in advance. Subclasses bring the problems and `score` one answer."""
+class ProblemTask:
+    """A task over problems known in advance. A subclass brings the problems and `score`, or `grade_truly`."""
 
-    name: str
-    """Of the task and of its evaluation set."""
+    name: str = "problems"
+    """Of the task, in what is printed and in errors."""
+    config_class: type[TaskConfig]
+    """Of `_target_`s that are no option of the suite; a task that subclasses another's has the other's."""
+    accuracies: tuple[str, ...] = ()
+    """Reward parts that are accuracies by another rule, see `EvalSet.accuracies`."""
+    votes = False
+    """See `EvalSet.votes`."""
 
     def __init__(
         self,
@@ -54,52 +69,66 @@ class ProblemTask(ABC):
         renderer: PromptRenderer,
         seed: int,
         training: Sequence[Problem],
-        held_out: Sequence[Problem],
+        held_out: Mapping[str, Sequence[Problem]],
     ) -> None:
+        """`held_out`: evaluation set -> problems. Empty `training`: the task can be evaluated, not trained on."""
         self.config = config
         self._renderer = renderer
         self._seed = seed
+        training = training[: config.train_limit]
+        held_out = {name: problems[: config.eval_limit] for name, problems in held_out.items()}
         self.training = self.rendered(training, "training")
-        if not self.training:
+        if training and not self.training:
             raise ConfigError(
                 f"task {self.name}: no training prompt is left. All {len(training)} are longer than "
                 f"task.max_prompt_tokens={config.max_prompt_tokens}; raise it."
             )
         self.num_prompts = len(self.training)
-        self.held_out = self.rendered(held_out[: config.eval_limit], "held-out")
+        self.held_out = {
+            name: prompts
+            for name, problems in held_out.items()
+            if (prompts := self.rendered(_distinct(problems), f"{name} (held-out)"))
+        }
+        self.leaks = find_leaks(
+            _distinct(training), (one for problems in held_out.values() for one in _distinct(problems))
+        )
         self._grade_training: Grader = self.grade_truly
         if config.reward is TrainReward.shuffled:
             self._grade_training = shuffled(self.grade_truly, seed=seed)
 
-    @abstractmethod
+    @classmethod
+    def hub_data(cls, config: TaskConfig) -> dict[str, DataConfig]:
+        """The published data sets that are read from a hub, by name, for those who fetch them in advance."""
+        return {}
+
     def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
         """The grade of one answer. Pure and fast: it runs in the event loop."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither `score` nor `grade_truly`")
 
     def rendered(self, problems: Sequence[Problem], kind: str) -> list[Prompt]:
         """Prompts of these problems, in order. Over-long ones are treated as configured, and that is printed."""
-        prompts, before = [], (self._renderer.num_dropped, self._renderer.num_truncated)
-        for problem in problems:
-            token_ids = self._renderer.render(problem.messages, name=problem.prompt_id)
-            if token_ids is None:
-                continue
-            prompts.append(
-                Prompt(
-                    prompt_id=problem.prompt_id,
-                    messages=problem.messages,
-                    token_ids=token_ids,
-                    answer=problem.answer,
-                    task=self.name,
+        distinct = _distinct(problems)
+        before = (self._renderer.num_dropped, self._renderer.num_truncated)
+        prompts: dict[int, Prompt | None] = {}
+        with ProgressLine(f"{self.name}: {kind} prompts", len(distinct)) as progress:
+            for first in range(0, len(distinct), CHUNK):
+                chunk = distinct[first : first + CHUNK]
+                rendered = self._renderer.render(
+                    [problem.messages for problem in chunk], names=[problem.prompt_id for problem in chunk]
                 )
-            )
+                for problem, token_ids in zip(chunk, rendered, strict=True):
+                    prompts[id(problem)] = None if token_ids is None else _prompt(problem, token_ids)
+                progress.advance(len(chunk))
         num_dropped = self._renderer.num_dropped - before[0]
         num_truncated = self._renderer.num_truncated - before[1]
         if num_dropped or num_truncated:
             print(
-                f"{self.name}: of {len(problems)} {kind} prompts {num_dropped} dropped and {num_truncated} truncated, "
-                f"longer than task.max_prompt_tokens={self.config.max_prompt_tokens}",
+                f"{self.name}: of {len(distinct):,} {kind} prompts {num_dropped:,} dropped and {num_truncated:,} "
+                f"truncated, longer than task.max_prompt_tokens={self.config.max_prompt_tokens}",
                 flush=True,
             )
-        return prompts
+        in_order = (prompts[id(problem)] for problem in problems)
+        return [prompt for prompt in in_order if prompt is not None]
 
     def prompt(self, seed: int, index: int) -> Prompt:
         return self.training[row_at(seed, index, num_rows=self.num_prompts)]
@@ -115,17 +144,18 @@ class ProblemTask(ABC):
             raise RewardError(f"the grader of {prompt.prompt_id} failed: {error!r}") from error
 
     def eval_sets(self) -> list[EvalSet]:
-        if not self.held_out:
-            return []
         config = self.config.eval_sampling
         return [
             EvalSet(
-                name=self.name,
-                prompts=self.held_out,
+                name=name,
+                prompts=prompts,
                 samples_per_problem=config.samples_per_problem,
-                sampling=sampling_of(config, seed=named_seed(self._seed, f"evaluation of {self.name}")),
+                sampling=sampling_of(config, seed=named_seed(self._seed, f"evaluation of {name}")),
                 grader=self.grade_truly,
+                accuracies=self.accuracies,
+                votes=self.votes,
             )
+            for name, prompts in self.held_out.items()
         ]
 
     def demonstrations(self) -> list[tuple[Prompt, str]]:
@@ -143,11 +173,27 @@ class ProblemTask(ABC):
         return digest.hexdigest()
 
     def print_sizes(self) -> None:
-        """One line: how many prompts, and how many held-out ones are also trained on."""
-        trained = {prompt.token_ids.tobytes() for prompt in self.training}
-        overlap = sum(prompt.token_ids.tobytes() in trained for prompt in self.held_out)
+        """One line: how many prompts, and which held-out problems are also trained on."""
+        num_distinct = len({id(prompt) for prompt in self.training})
+        repeated = "" if num_distinct == self.num_prompts else f" ({num_distinct:,} distinct)"
+        sets = ", ".join(f"{name} {len(prompts):,}" for name, prompts in self.held_out.items()) or "none"
         print(
-            f"{self.name}: {self.num_prompts:,} training and {len(self.held_out):,} held-out prompts; "
-            f"held-out prompts also trained on: {overlap}",
+            f"{self.name}: {self.num_prompts:,} training prompts{repeated}; held-out problems: {sets}; "
+            f"{leak_words(self.leaks)}",
             flush=True,
         )
+
+
+def _distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """Each once, in the order of first appearance."""
+    return list({id(problem): problem for problem in problems}.values())
+
+
+def _prompt(problem: Problem, token_ids: IntArray) -> Prompt:
+    return Prompt(
+        prompt_id=problem.prompt_id,
+        messages=problem.messages,
+        token_ids=token_ids,
+        answer=problem.answer,
+        task=problem.source,
+    )

@@ -20,13 +20,14 @@ THIRD_PARTY = {
     "ray": ("rl/placement/ray_runtime.py", "rl/rollout/remote.py", "rl/trainer/group.py"),
     "megatron": ("rl/trainer/megatron_*.py",),
     "wandb": ("rl/loggers/wandb.py",),
+    "reasoning_gym": ("rl/tasks/reasoning_gym.py",),
     "hydra": ("rl/__main__.py", "rl/config/*.py"),
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
 CONFIG_DOOR = {"rl.config.schema", "rl.config.tasks", "rl.config.build"}
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
-BASE = {"rl.types", "rl.protocols", "rl.faults"} | CONFIG_DOOR
+BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.progress"} | CONFIG_DOOR
 
 PARTS = {
     "algorithms": set(),
@@ -47,6 +48,7 @@ MODULES = {
     "rl.config.schema": {"rl.config.tasks"},
     "rl.config.tasks": set(),
     "rl.faults": set(),
+    "rl.progress": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary"},

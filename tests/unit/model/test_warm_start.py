@@ -175,7 +175,7 @@ def test_the_quickstart_starts_low_and_not_at_zero(tmp_path):
     renderer = Renderer(folder, chat_template_kwargs={}, max_prompt_tokens=16, overlong=Overlong.error)
     task = Arithmetic(config.task, renderer=renderer, seed=0)
     model.warm_start(folder, task, seed=0)
-    held_out = [(prompt, prompt.answer) for prompt in task.held_out]
+    held_out = [(prompt, prompt.answer) for prompt in task.held_out["arithmetic"]]
     examples = module._examples(held_out, renderer.tokenizer)
     assert len(held_out) == 1000
     assert 0.1 <= greedy_accuracy(AutoModelForCausalLM.from_pretrained(folder), examples) <= 0.35

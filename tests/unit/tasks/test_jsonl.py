@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from rl.config.schema import ConfigError
-from rl.config.tasks import EvalSamplingConfig, JsonlConfig, Overlong, SamplingConfig
+from rl.config.tasks import AnswerRule, EvalSamplingConfig, JsonlConfig, Overlong, SamplingConfig
 from rl.tasks.jsonl import Jsonl
 from tests.made_answers import answer
 
@@ -47,13 +48,40 @@ def test_own_column_names_and_an_evaluation_file(tmp_path, renderer):
     assert (eval_set.sampling.temperature, eval_set.sampling.max_new_tokens) == (0.6, 5)
 
 
-def test_the_whole_answer_or_its_last_number_counts(tmp_path, renderer):
+@pytest.mark.parametrize(
+    ("rule", "right"),
+    [
+        (AnswerRule.equivalence, [True, True, True, False]),
+        (AnswerRule.last_number, [True, True, True, False]),
+        (AnswerRule.exact, [False, True, False, False]),
+        (AnswerRule.gsm8k, [False, False, True, False]),
+    ],
+)
+def test_the_rule_says_when_an_answer_is_right(tmp_path, renderer, rule, right):
+    task = Jsonl(config_of(write(tmp_path / "train.jsonl"), rule=rule), renderer=renderer, seed=0)
+    texts = ["The answer is 12.", " 12\n", "#### 12", "13"]
+    rewards = asyncio.run(task.grade(task.training[0], [answer(text) for text in texts]))
+    task._checker.close()
+    assert [reward.correct for reward in rewards] == right == [reward.value == 1.0 for reward in rewards]
+
+
+def test_an_answer_in_words_is_right_as_it_is(tmp_path, renderer):
     task = Jsonl(config_of(write(tmp_path / "train.jsonl")), renderer=renderer, seed=0)
-    number, word = task.training
-    assert task.score(number, answer("It is 12.")).parts == {"exact": 0.0, "last_number": 1.0}
-    assert task.score(word, answer(" Paris\n")).value == 1.0
-    assert task.score(word, answer("It is Paris")).value == 0.0
-    assert task.score(number, answer("13")).value == 0.0
+    rewards = asyncio.run(task.grade(task.training[1], [answer(" Paris\n"), answer("Lyon")]))
+    task._checker.close()
+    assert [reward.value for reward in rewards] == [1.0, 0.0]
+
+
+def test_held_out_rows_are_evaluated_by_source_and_may_share_numbers_and_texts(tmp_path, renderer):
+    rows = [{**ROWS[0], "source": "a/b"}, {**ROWS[0], "source": "c"}, {**ROWS[1], "source": "a/b"}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    task = Jsonl(config_of(path, eval_path=path, source_key="source"), renderer=renderer, seed=0)
+    sets = {one.name: [prompt.prompt_id for prompt in one.prompts] for one in task.eval_sets()}
+    assert sets == {"a_b": ["rows.jsonl:0", "rows.jsonl:2"], "c": ["rows.jsonl:1"]}
+    assert len(task.leaks) == 3
+    bad = write(tmp_path / "bad.jsonl", [rows[0], ROWS[0]])
+    with pytest.raises(ConfigError, match=r"row 2: column 'source' is missing"):
+        Jsonl.check(config_of(bad, source_key="source"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from rl.config.tasks import ArithmeticConfig, EvalSamplingConfig, SamplingConfig
 from rl.tasks.arithmetic import Arithmetic
 from rl.tasks.order import named_seed, row_at
@@ -15,6 +17,21 @@ def test_a_position_alone_decides_the_row():
     forward = [row_at(3, index, num_rows=50) for index in range(500)]
     backward = [row_at(3, index, num_rows=50) for index in reversed(range(500))]
     assert forward == backward[::-1]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_dealt_out_to_ranks_nothing_is_lost_and_nothing_is_twice(num_ranks):
+    shares = [[row_at(1, index, num_rows=10) for index in range(rank, 10, num_ranks)] for rank in range(num_ranks)]
+    assert sorted(row for share in shares for row in share) == list(range(10))
+
+
+def test_a_resumed_order_goes_on_where_it_stopped():
+    whole = [row_at(5, index, num_rows=7) for index in range(30)]
+    assert [*whole[:11], *(row_at(5, index, num_rows=7) for index in range(11, 30))] == whole
+
+
+def test_a_single_row_is_an_order():
+    assert [row_at(0, index, num_rows=1) for index in range(5)] == [0] * 5
 
 
 def test_other_run_seeds_give_other_orders():

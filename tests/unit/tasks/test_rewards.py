@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from rl.tasks.gsm8k import strict_answer
 from rl.tasks.rewards.exact import is_exact
 from rl.tasks.rewards.numbers import ends_with_number, parse_number
+from rl.tasks.rewards.published import strict_answer
 from rl.types import FinishReason
 from tests.made_answers import answer
 
