@@ -139,12 +139,15 @@ def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + replicas.gpus_per_engine])}
 
 
-def build_evaluator(config: RunConfig, task: Task, run_folder: Path) -> TaskEvaluator:
+def build_evaluator(
+    config: RunConfig, task: Task, *, answers_file: Path, shows_progress: bool = False
+) -> TaskEvaluator:
     num_seqs = replicas_of(config).count * config.backend.rollout.max_num_seqs
     return TaskEvaluator(
         task,
         max_concurrent_samples=2 * num_seqs,  # the next ones wait in the engine, not here
-        answers_file=run_folder / "answers.jsonl",
+        answers_file=answers_file,
+        shows_progress=shows_progress,
     )
 
 
@@ -154,6 +157,8 @@ def assemble(
     """Builds every part and starts none. `run_config` is what trackers are given, plain and free of secrets."""
     task = policy.task
     total_steps = config.num_steps(task.num_prompts)
+    if task.num_prompts == 0:
+        raise ConfigError("the task has no training prompts: it is for mode=eval. Choose another, or set task.train.")
     if total_steps == 0:
         raise ConfigError(
             f"{task.num_prompts} training prompts, algorithm.prompts_per_step={config.algorithm.prompts_per_step}: "
@@ -180,7 +185,7 @@ def assemble(
         engine=engine,
         placement=placement,
         stream=stream,
-        evaluator=build_evaluator(config, task, run_folder),
+        evaluator=build_evaluator(config, task, answers_file=run_folder / "answers.jsonl"),
         log=RunLog(
             config.logger,
             run_folder=run_folder,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from rl.faults import headline
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray
 from rl.protocols import RolloutStream
 from rl.provenance import mask_secrets, write_provenance
-from rl.run_folder import Checkpoint, Checkpoints, locked
+from rl.run_folder import Checkpoint, Checkpoints, locked, open_checkpoint
 
 if TYPE_CHECKING:
     from rl.loop import Run
@@ -144,30 +145,59 @@ async def _close(run: Run, *, failed: bool, limit_s: float | None = None) -> Non
 
 
 def _evaluate(config: RunConfig, run_folder: Path) -> int:
-    """mode=eval: the model before training, on the task's evaluation sets; one line of eval.jsonl per set."""
+    """mode=eval: a checkpoint's policy, or the model before training, on the task's evaluation sets.
+
+    Every answer goes to eval.jsonl, every metric to eval_metrics.jsonl and to a table.
+    """
     from rl.assemble import build_evaluator, build_placement, prepare_policy
+    from rl.evaluation.report import evaluation_rows, print_evaluation
 
-    async def evaluate():
-        _, engine, placement = build_placement(config, policy, run_folder, total_steps=1)
-        try:
-            await placement.start()
-            async with placement.training() as residency:
-                await residency.publish(0)
-            return await build_evaluator(config, policy.task, run_folder).evaluate(engine, step=0)
-        finally:
-            await placement.close()
-
+    checkpoint = _evaluated_checkpoint(config, run_folder)
+    step = 0 if checkpoint is None else checkpoint.step
     policy = prepare_policy(config, run_folder)
     if not policy.task.eval_sets():
         raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
-    results = asyncio.run(evaluate())
-    from rl.evaluation.report import evaluation_rows, evaluation_table
 
-    rows = evaluation_rows(results)
-    (run_folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    evaluation_table(rows)
-    print(f"files: {run_folder}  (eval.jsonl, answers.jsonl)")
+    async def evaluate():
+        trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=1)
+        try:
+            await placement.start()
+            async with placement.training() as residency:
+                if checkpoint is not None:
+                    await trainer.load(checkpoint.trainer_folder)
+                await residency.publish(0)
+            evaluator = build_evaluator(
+                config, policy.task, answers_file=run_folder / "eval.jsonl", shows_progress=True
+            )
+            return await evaluator.evaluate(engine, step=step)
+        finally:
+            await placement.close()
+
+    results = asyncio.run(evaluate())
+    rows = [{"step": step, **row} for row in evaluation_rows(results)]
+    (run_folder / "eval_metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print_evaluation(results)
+    print(f"files: {run_folder}  (eval.jsonl: every answer; eval_metrics.jsonl)")
     return 0
+
+
+def _evaluated_checkpoint(config: RunConfig, run_folder: Path) -> Checkpoint | None:
+    """The one that evaluation.checkpoint names, and its run's model beside this run; None: the model as it is."""
+    if config.evaluation.checkpoint is None:
+        return None
+    folder = Path(config.evaluation.checkpoint).expanduser().resolve()
+    checkpoint = open_checkpoint(folder)
+    trained = load_run_yaml(checkpoint.run_folder / "run.yaml")
+    if to_plain(trained)["model"] != to_plain(config)["model"]:
+        raise ConfigError(
+            f"evaluation.checkpoint={folder} was trained from another model than this command names. Give the same "
+            f"experiment or model.* settings as in {checkpoint.run_folder / 'run.yaml'}."
+        )
+    made = checkpoint.run_folder / "model"
+    if made.is_dir():
+        shutil.copytree(made, run_folder / "model", symlinks=True)
+    print(f"evaluating step {checkpoint.step} of {checkpoint.run_folder}", flush=True)
+    return checkpoint
 
 
 def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int:

@@ -95,6 +95,33 @@ class Checkpoint:
     def trainer_folder(self) -> Path:
         return self.folder / TRAINER
 
+    @property
+    def run_folder(self) -> Path:
+        return self.folder.parent.parent
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run folder, or the checkpoint that `folder` is, and whose run is left as it is.
+
+    Raises ConfigError if there is none, or it is damaged.
+    """
+    chosen = folder
+    if not CHECKPOINT.fullmatch(folder.name):
+        found = sorted((path for path in folder.glob("checkpoints/*") if CHECKPOINT.fullmatch(path.name)), key=_step_of)
+        if not found:
+            raise ConfigError(
+                f"{folder} holds no checkpoint. Give a run folder that has one, or RUN/checkpoints/step-N."
+            )
+        chosen = found[-1]
+    damage = _damage(chosen)
+    if damage is not None:
+        raise ConfigError(f"the checkpoint {chosen} is damaged ({damage}). Give another one.")
+    return _read(chosen)
+
+
+def _read(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, _step_of(folder), json.loads((folder / STATE).read_text(encoding="utf-8")))
+
 
 class Checkpoints:
     """The checkpoints of one run. Older ones go only after a newer one is complete.
@@ -176,8 +203,7 @@ class Checkpoints:
         for folder in reversed(folders):
             damage = _damage(folder)
             if damage is None:
-                state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-                return Checkpoint(folder, _step_of(folder), state)
+                return _read(folder)
             aside = folder.with_name(f"damaged-{folder.name}-{time.time_ns()}")
             folder.rename(aside)
             print(f"checkpoint {folder} is damaged ({damage}): passed over and kept as {aside.name}", flush=True)

@@ -367,6 +367,8 @@ class EvaluationConfig:
     """Steps between evaluations; 0: never during training."""
     at_start: bool = True
     at_end: bool = True
+    checkpoint: str | None = None
+    """What mode=eval evaluates: a run folder (its newest checkpoint) or RUN/checkpoints/step-N. None: the model."""
 
 
 @dataclass

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl.evaluation.metrics import mean_accuracy, metric_name
+from rl.evaluation.metrics import accuracy, majority, mean_and_error, metric_name, pass_at_k, powers_of_two
+from rl.progress import ProgressLine
 from rl.protocols import RolloutEngine, Task
 from rl.types import EvalResult, EvalSet, Prompt, Reward, RewardError, Rollout
 
@@ -29,36 +32,52 @@ class TaskEvaluator:
     """Evaluates every problem of the task's evaluation sets exactly once, each set with its own sampling.
 
     `max_concurrent_samples` bounds the samples asked for at once: enough to fill the engine, not so many that a large
-    benchmark floods it. With `answers_file` the answers of the latest evaluation are written there, one a line.
+    benchmark floods it. With `answers_file` the answers of the latest evaluation are written there, one a line. With
+    `shows_progress` a line counts the problems of each set.
     """
 
-    def __init__(self, task: Task, *, max_concurrent_samples: int, answers_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        max_concurrent_samples: int,
+        answers_file: Path | None = None,
+        shows_progress: bool = False,
+    ) -> None:
         assert max_concurrent_samples > 0
+        self._shows_progress = shows_progress
         self._eval_sets = task.eval_sets()
         self._max_concurrent_samples = max_concurrent_samples
         self._answers_file = answers_file
 
     async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]:
-        """One result per evaluation set. An error of the engine ends the evaluation and is never a wrong answer.
+        """The metrics of each evaluation set. An error of the engine ends the evaluation and is never a wrong answer.
 
         Raises RewardError if the grader failed on every problem of a set.
         """
         graded = [await self._graded(engine, eval_set) for eval_set in self._eval_sets]
         if self._answers_file is not None:
             self._write_answers(self._answers_file, graded, step=step)
-        return [summary(eval_set, problems) for eval_set, problems in zip(self._eval_sets, graded, strict=True)]
+        return [
+            result
+            for eval_set, problems in zip(self._eval_sets, graded, strict=True)
+            for result in summary(eval_set, problems)
+        ]
 
     async def _graded(self, engine: RolloutEngine, eval_set: EvalSet) -> list[GradedProblem]:
         slots = asyncio.Semaphore(max(1, self._max_concurrent_samples // eval_set.samples_per_problem))
-        jobs = [
-            asyncio.create_task(self._problem(engine, slots, eval_set, index)) for index in range(len(eval_set.prompts))
-        ]
-        try:
-            return await asyncio.gather(*jobs)
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+        num = len(eval_set.prompts)
+        jobs = [asyncio.create_task(self._problem(engine, slots, eval_set, index)) for index in range(num)]
+        with ProgressLine(f"evaluating {eval_set.name}", num) if self._shows_progress else nullcontext() as line:
+            if line is not None:
+                for job in jobs:
+                    job.add_done_callback(lambda _: line.advance())
+            try:
+                return await asyncio.gather(*jobs)
+            finally:
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
 
     async def _problem(
         self, engine: RolloutEngine, slots: asyncio.Semaphore, eval_set: EvalSet, index: int
@@ -86,29 +105,58 @@ class TaskEvaluator:
         os.replace(temporary, path)
 
 
-def summary(eval_set: EvalSet, problems: list[GradedProblem]) -> EvalResult:
-    """Accuracy over the problems that were graded; those whose grader failed are counted apart."""
+def summary(eval_set: EvalSet, problems: list[GradedProblem]) -> list[EvalResult]:
+    """The metrics of one set, its accuracy by `Reward.correct` first.
+
+    Over the problems that were graded; those whose grader failed are counted apart.
+    """
     name = eval_set.name
     graded = [problem.rewards for problem in problems if problem.rewards is not None]
     if not graded:
         raise RewardError(f"evaluation {name}: the grader failed on all {len(problems)} problems; {problems[0].error}")
-    value, stderr = mean_accuracy([[reward.correct for reward in rewards] for rewards in graded])
     rollouts = [rollout for problem in problems for rollout in problem.rollouts]
     versions = {version for r in rollouts for version in (r.min_policy_version, r.max_policy_version)}
     assert len(versions) == 1, f"evaluation {name} mixes policy versions {sorted(versions)}"
+    (version,) = versions
+    truncated = float(np.mean([rollout.is_truncated for rollout in rollouts]))
+    num_errors = sum(len(problem.rollouts) for problem in problems if problem.rewards is None)
+
+    def result(metric: str, values: list[float]) -> EvalResult:
+        value, stderr = mean_and_error(values)
+        return EvalResult(
+            benchmark=name,
+            metric=metric,
+            value=value,
+            stderr=stderr,
+            num_problems=len(graded),
+            samples_per_problem=eval_set.samples_per_problem,
+            sampling=eval_set.sampling,
+            policy_version=version,
+            truncated_fraction=truncated,
+            num_errors=num_errors,
+        )
+
+    return [result(metric, values) for metric, values in metric_values(eval_set, graded)]
+
+
+def metric_values(eval_set: EvalSet, graded: list[list[Reward]]) -> Iterator[tuple[str, list[float]]]:
+    """(metric, its number for each problem), `graded` being [problem][sample]."""
     num_samples = eval_set.samples_per_problem
-    return EvalResult(
-        benchmark=name,
-        metric=metric_name(is_greedy=eval_set.sampling.is_greedy, samples_per_problem=num_samples),
-        value=value,
-        stderr=stderr,
-        num_problems=len(graded),
-        samples_per_problem=num_samples,
-        sampling=eval_set.sampling,
-        policy_version=versions.pop(),
-        truncated_fraction=float(np.mean([rollout.is_truncated for rollout in rollouts])),
-        num_errors=sum(len(problem.rollouts) for problem in problems if problem.rewards is None),
-    )
+    headline = metric_name(is_greedy=eval_set.sampling.is_greedy, samples_per_problem=num_samples)
+    correct = [[reward.correct for reward in rewards] for rewards in graded]
+    yield headline, [accuracy(samples) for samples in correct]
+    for rule in eval_set.accuracies:
+        yield (
+            f"{rule}/{headline}",
+            [accuracy([reward.parts[rule] == 1.0 for reward in rewards]) for rewards in graded],
+        )
+    if eval_set.sampling.is_greedy:
+        return  # equal samples: another one adds nothing
+    for k in powers_of_two(num_samples):
+        yield f"pass@{k}", [pass_at_k(samples, k) for samples in correct]
+    if eval_set.votes and num_samples > 1:
+        answers = [[reward.answer for reward in rewards] for rewards in graded]
+        yield f"maj@{num_samples}", [majority(c, a) for c, a in zip(correct, answers, strict=True)]
 
 
 def answer_rows(problem: GradedProblem) -> list[dict[str, Any]]:
@@ -124,6 +172,7 @@ def answer_rows(problem: GradedProblem) -> list[dict[str, Any]]:
             "correct": None if reward is None else reward.correct,
             "reward": None if reward is None else reward.value,
             "parts": {} if reward is None else reward.parts,
+            "answer": None if reward is None else reward.answer,
             "finish_reason": str(rollout.finish_reason),
             "num_tokens": rollout.num_response_tokens,
             "policy_version": rollout.max_policy_version,

@@ -177,6 +177,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval/<benchmark>/truncated_fraction", "fraction", "answers cut at the length limit", (0.0, 0.5)),
     Metric("eval/<benchmark>/errors", "answers", "answers whose grader failed", (0.0, 0.0), Reduction.SUM),
     Metric("eval/<benchmark>/<metric>/stderr", "fraction", "standard error of the metric, clustered by problem"),
+    Metric("eval/<benchmark>/<rule>/<metric>/stderr", "fraction", "likewise, of an accuracy by another rule"),
+    Metric("eval/<benchmark>/pass@<k>", "fraction", "problems solved by one of k samples, unbiased", (0.0, 1.0)),
+    Metric("eval/<benchmark>/maj@<k>", "fraction", "problems whose most frequent answer of k is right", (0.0, 1.0)),
+    Metric(
+        "eval/<benchmark>/<rule>/<metric>",
+        "fraction",
+        "accuracy by a rule by its name, `published` or `equivalence`, whichever is the reward",
+        (0.0, 1.0),
+    ),
     Metric("eval/<benchmark>/<metric>", "fraction", "accuracy on held-out problems, for example `greedy`", (0.0, 1.0)),
 )
 

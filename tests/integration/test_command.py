@@ -19,6 +19,10 @@ def small_run(model: Path, folder: Path) -> list[str]:
     return ["experiment=quickstart", "model=hf", f"model.path={model}", *SMALL, f"output_dir={folder}"]
 
 
+def json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_help_lists_groups_and_experiments_in_less_than_1_5_s_without_torch(tmp_path: Path):
     def median_of_3() -> float:
         seconds = []
@@ -80,14 +84,25 @@ def test_export_gives_a_folder_that_transformers_loads_with_the_trained_weights(
 
 
 @pytest.mark.slow
-def test_eval_mode_writes_a_row_per_set_and_agrees_with_a_run_s_first_evaluation(warm_model: Path, tmp_path: Path):
+def test_eval_mode_writes_every_answer_and_agrees_with_a_run_s_first_and_last_evaluation(
+    warm_model: Path, tmp_path: Path
+):
     run_ok(*small_run(warm_model, tmp_path / "run"), cwd=tmp_path)
     output = run_ok(*small_run(warm_model, tmp_path / "eval"), "mode=eval", cwd=tmp_path)
     assert "eval/arithmetic/greedy" in output
-    (row,) = [json.loads(line) for line in (tmp_path / "eval" / "eval.jsonl").read_text().splitlines()]
-    first = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    (row,) = json_lines(tmp_path / "eval" / "eval_metrics.jsonl")
+    first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert row["value"] == first["eval/arithmetic/greedy"]
-    assert row["num_problems"] == 20
+    assert (row["num_problems"], row["step"]) == (20, 0)
+    answers = json_lines(tmp_path / "eval" / "eval.jsonl")
+    assert len(answers) == 20 and sum(answer["correct"] for answer in answers) == 20 * row["value"]
+
+    run = tmp_path / "run"
+    words = [*small_run(warm_model, tmp_path / "later"), "mode=eval"]
+    output = run_ok(*words, f"evaluation.checkpoint={run}", cwd=tmp_path)
+    (row,) = json_lines(tmp_path / "later" / "eval_metrics.jsonl")
+    assert (row["value"], row["step"]) == (last["eval/arithmetic/greedy"], last["step"])
+    assert f"evaluating step {last['step']} of {run}" in output
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rl.evaluation.evaluator import TaskEvaluator
+from rl.loggers.names import find
 from rl.protocols import EngineError
 from rl.types import EvalResult, EvalSet, FinishReason, Prompt, Reward, RewardError, Rollout, Sampling
 
@@ -163,6 +164,7 @@ def test_the_answers_are_written_one_a_line_and_replaced_whole(tmp_path):
         "correct": True,
         "reward": 0.25,
         "parts": {"form": 1.0},
+        "answer": None,
         "finish_reason": "stop",
         "num_tokens": 1,
         "policy_version": 3,
@@ -182,3 +184,58 @@ def test_the_accuracy_is_that_of_correct_and_not_of_the_training_reward():
 
 def test_a_task_without_evaluation_sets_has_no_results():
     assert evaluate(ScriptedEngine()) == []
+
+
+def test_sampled_sets_have_pass_and_majority_and_accuracies_by_other_rules():
+    async def grader(prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
+        """Sample 3 is right and says 5, as nobody else; samples 0 to 2 say 4. By the other rule all are right."""
+        return [
+            Reward(0.0, correct=r.index == 3, parts={"other": 1.0}, answer="5" if r.index == 3 else "4")
+            for r in rollouts
+        ]
+
+    warm = Sampling(temperature=0.6, max_new_tokens=9, seed=5)
+    prompts = eval_set(5).prompts
+    results = evaluate(ScriptedEngine(), EvalSet("set", prompts, 4, warm, grader, accuracies=("other",), votes=True))
+    values = {result.key: result.value for result in results}
+    assert values == {
+        "eval/set/avg@4": 0.25,
+        "eval/set/other/avg@4": 1.0,
+        "eval/set/pass@2": pytest.approx(0.5),
+        "eval/set/pass@4": 1.0,
+        "eval/set/maj@4": 0.0,
+    }
+    assert all(find(key) is not None and find(f"{key}/stderr") is not None for key in values)
+
+
+class Workers:
+    """An engine of `num` workers that take `batch` problems at a time, each sample after a while of its own."""
+
+    def __init__(self, num: int, batch: int) -> None:
+        self._slots = asyncio.Semaphore(num * batch)
+        self._answers = ScriptedEngine()
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        async with self._slots:
+            async for rollout in self._answers.generate(prompt, group_id=group_id, n=n, sampling=sampling):
+                yield rollout
+
+
+@pytest.mark.parametrize("workers", range(1, 5))
+@pytest.mark.parametrize("batch", range(1, 12))
+def test_ten_rows_of_which_seven_are_right_are_0_7_for_any_batch_and_number_of_workers(batch: int, workers: int):
+    graded: Counter[str] = Counter()
+
+    async def grader(prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
+        graded[prompt.prompt_id] += 1
+        return [Reward(0.0, correct=int(prompt.prompt_id.split(":")[1]) < 7) for _ in rollouts]
+
+    engine: Any = Workers(workers, batch)
+    (result,) = evaluate(engine, eval_set(10, samples=1, grader=grader), at_once=workers * batch)
+    assert (result.num_problems, result.value) == (10, 0.7)
+    assert graded == {f"set:{i}": 1 for i in range(10)}
+
+
+def test_progress_counts_every_problem(capsys):
+    evaluate(ScriptedEngine(), eval_set(10), shows_progress=True)  # no terminal, and quicker than the first line
+    assert capsys.readouterr().out == ""
