@@ -16,10 +16,15 @@ def target_class(target: str) -> type:
     module_name, _, class_name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), class_name)
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(f"_target_={target}: {module_name or 'that'} has no such class ({error}).") from error
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing == "rl":
-            raise
+        if missing == module_name.partition(".")[0]:
+            raise ConfigError(
+                f"_target_={target}: there is no module {error.name}. Put its file into the package, for example into "
+                "rl/tasks, or where Python finds it (PYTHONPATH)."
+            ) from error
         remedy = _REMEDIES.get(missing, f"pip install -e '.[{missing}]' in the project's folder")
         raise ConfigError(f"{target} needs the package '{missing}', which is not installed. Run: {remedy}") from error
 

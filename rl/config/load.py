@@ -38,8 +38,8 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
         chosen = schema_of_target(target)
         if chosen is None:
             raise ConfigError(
-                f"{node}._target_={target} has no schema. Register its config class with "
-                "rl.config.register.register_schema(group, name, config_class)."
+                f"{node}._target_={target} has no schema. Name its config class in a class attribute `config_class`, "
+                "or register it with rl.config.register.register_schema(group, name, config_class)."
             )
         OmegaConf.update(config, node, OmegaConf.structured(chosen), merge=False)
     try:

@@ -61,7 +61,7 @@ class HuggingFaceModel:
 
         `seed` is for models that are made; this one is read.
         """
-        source = local_folder(self.config) or self._downloaded()
+        source = local_folder(self.config) or self.downloaded()
         if self.config.hf_overrides:
             return write_overlay(source, folder, overrides=self.config.hf_overrides)
         return source
@@ -69,7 +69,8 @@ class HuggingFaceModel:
     def warm_start(self, folder: Path, task: Task, *, seed: int) -> None:
         """Nothing: this policy starts as it is."""
 
-    def _downloaded(self) -> Path:
+    def downloaded(self) -> Path:
+        """The hub's snapshot of this model, whose folder is named after its revision; fetched where it is not here."""
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
