@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl.types import EvalResult, Sampling
 
@@ -20,14 +22,16 @@ def evaluation_rows(results: Sequence[EvalResult]) -> list[dict[str, Any]]:
 
 
 def evaluation_table(results: Sequence[EvalResult]) -> Table:
-    """One line a metric. How the answers were sampled stands above it: greedy and sampled accuracy are two things."""
-    table = Table(title="\n".join(_sampling_lines(results)), title_justify="left")
+    """One line a metric, with its standard error. Above it how the answers were sampled: greedy accuracy and sampled
+    accuracy are two things."""
+    title = Text("\n".join(_sampling_lines(results)))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("metric", overflow="fold")
-    for column in ("value", "std. error", "problems", "truncated", "errors"):
+    for column in ("value", "+/-", "problems", "truncated", "errors"):
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(
-            result.key,
+            Text(result.key),
             f"{result.value:.4f}",
             "unknown" if math.isnan(result.stderr) else f"{result.stderr:.4f}",
             f"{result.num_problems:,} x {result.samples_per_problem}",

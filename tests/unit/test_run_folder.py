@@ -10,7 +10,7 @@ import pytest
 
 from rl.config.schema import ConfigError
 from rl.protocols import Trainer
-from rl.run_folder import Checkpoints, locked
+from rl.run_folder import Checkpoints, locked, open_checkpoint
 
 
 class FileTrainer:
@@ -201,3 +201,16 @@ def test_a_folder_is_locked_once(tmp_path: Path):
         pass
     with locked(tmp_path):
         pass
+
+
+async def test_a_run_folder_or_one_of_its_checkpoints_can_be_opened_to_read(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"holds no checkpoint\. Give a run folder"):
+        open_checkpoint(tmp_path)
+    await save(Checkpoints(tmp_path, keep_last=2), 3, 6)
+    newest, older = open_checkpoint(tmp_path), open_checkpoint(tmp_path / "checkpoints" / "step-000003")
+    assert (newest.step, older.step, older.state) == (6, 3, {"progress": 3})
+    assert newest.run_folder == older.run_folder == tmp_path
+    damage(tmp_path, 6)
+    with pytest.raises(ConfigError, match=r"step-000006 is damaged \(.*\)\. Give another one"):
+        open_checkpoint(tmp_path)
+    assert names(tmp_path) == ["step-000003", "step-000006"]
