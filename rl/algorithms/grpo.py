@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl.config.schema import ConfigError, GRPOConfig, KlEstimator
+from rl.config.algorithms import GRPOConfig, KlEstimator
+from rl.config.schema import ConfigError
 from rl.protocols import LossInputs, LossOutput
 from rl.types import Rollout, RolloutGroup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl.config.schema import KlEstimator
+from rl.config.algorithms import KlEstimator
 from rl.protocols import MAX_LOG_RATIO
 
 

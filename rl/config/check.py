@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rl.config.algorithms import OldLogprobs
 from rl.config.build import target_class
 from rl.config.schema import (
     ColocatedConfig,
@@ -19,7 +20,6 @@ from rl.config.schema import (
     InFlight,
     MegatronConfig,
     Mode,
-    OldLogprobs,
     RolloutConfig,
     RunConfig,
     SGLangRolloutConfig,

@@ -6,13 +6,13 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.config import schema, tasks
+from rl.config import algorithms, schema, tasks
 from rl.config.build import target_class
 from rl.config.schema import ConfigError, RunConfig
 
 GROUPS: dict[str, tuple[type, ...]] = {
     "model": (schema.ModelConfig, schema.TinyModelConfig),
-    "algorithm": (schema.GRPOConfig,),
+    "algorithm": (algorithms.GRPOConfig,),
     "backend/trainer": (schema.FSDPConfig, schema.MegatronConfig),
     "backend/rollout": (schema.LocalRolloutConfig, schema.VLLMRolloutConfig, schema.SGLangRolloutConfig),
     "placement": (schema.ColocatedConfig, schema.FullyAsyncConfig),
@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 SCHEMA_NAMES = {
     schema.ModelConfig: "hf",
     schema.TinyModelConfig: "tiny",
-    schema.GRPOConfig: "grpo",
+    algorithms.GRPOConfig: "grpo",
     schema.FSDPConfig: "fsdp",
     schema.MegatronConfig: "megatron",
     schema.LocalRolloutConfig: "local",

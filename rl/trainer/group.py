@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from rl.config.algorithms import AlgorithmConfig
 from rl.config.build import build
-from rl.config.schema import AlgorithmConfig, ConfigError, TrainerConfig
+from rl.config.schema import ConfigError, TrainerConfig
 from rl.faults import FaultClass, classify
 from rl.placement.ray_runtime import Place, actor_env, end_process, ensure_ray, obituary, own_host, own_place
 from rl.protocols import Bucket, EngineError, RemoteBucket, TrainerRank, UpdateManifest

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
+from rl.config.algorithms import AlgorithmConfig, OldLogprobs
 from rl.config.build import build
-from rl.config.schema import AlgorithmConfig, OldLogprobs, TrainerConfig
+from rl.config.schema import TrainerConfig
 from rl.protocols import MAX_LOG_RATIO, Algorithm, Bucket, LossInputs, TensorSpec, UpdateManifest
 from rl.trainer import checkpoint
 from rl.trainer.distributed import join_ranks

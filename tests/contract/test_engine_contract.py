@@ -18,10 +18,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rl.config.algorithms import GRPOConfig
 from rl.config.schema import (
     Dtype,
     FSDPConfig,
-    GRPOConfig,
     LocalRolloutConfig,
     OptimizerConfig,
     SGLangRolloutConfig,

@@ -16,16 +16,8 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl.config.schema import (
-    ConfigError,
-    Dtype,
-    FSDPConfig,
-    GRPOConfig,
-    MegatronConfig,
-    OptimizerConfig,
-    Packing,
-    TrainerConfig,
-)
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import ConfigError, Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
 from rl.protocols import EngineError, Trainer
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.trainer.packing import pack

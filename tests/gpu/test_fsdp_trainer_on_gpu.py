@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl.config.schema import Dtype, FSDPConfig, GRPOConfig, OptimizerConfig, Packing
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
 from rl.trainer.attention import _by_runs, _flash, equal_length_runs
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.trainer.packing import pack

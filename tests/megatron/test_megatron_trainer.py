@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rl.config.algorithms import GRPOConfig
 from rl.config.build import build
 from rl.config.schema import (
     ConfigError,
     Dtype,
     FSDPConfig,
-    GRPOConfig,
     LocalRolloutConfig,
     MegatronConfig,
     OptimizerConfig,

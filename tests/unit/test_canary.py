@@ -14,6 +14,7 @@ import pytest
 from rl import canary as canary_module
 from rl.algorithms.grpo import GRPO
 from rl.canary import BFLOAT16_BOUND, FLOAT32_BOUND, Canary, CanaryError, Comparison, default_bound
+from rl.config.algorithms import GRPOConfig
 from rl.config.schema import (
     CanaryAction,
     CanaryConfig,
@@ -21,7 +22,6 @@ from rl.config.schema import (
     Dtype,
     FSDPConfig,
     FullyAsyncConfig,
-    GRPOConfig,
     LocalRolloutConfig,
     OptimizerConfig,
     Packing,

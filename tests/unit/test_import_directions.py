@@ -25,7 +25,7 @@ THIRD_PARTY = {
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
-CONFIG_DOOR = {"rl.config.schema", "rl.config.tasks", "rl.config.build"}
+CONFIG_DOOR = {"rl.config.schema", "rl.config.algorithms", "rl.config.tasks", "rl.config.build"}
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
 BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.progress"} | CONFIG_DOOR
 
@@ -45,8 +45,9 @@ PARTS = {
 MODULES = {
     "rl.types": set(),
     "rl.protocols": {"rl.types"},
-    "rl.config.schema": {"rl.config.tasks"},
+    "rl.config.algorithms": set(),
     "rl.config.tasks": set(),
+    "rl.config.schema": {"rl.config.algorithms", "rl.config.tasks"},
     "rl.faults": set(),
     "rl.progress": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},

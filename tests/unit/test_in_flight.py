@@ -15,15 +15,8 @@ import pytest
 
 from rl.algorithms.grpo import GRPO
 from rl.canary import Canary
-from rl.config.schema import (
-    CanaryConfig,
-    FullyAsyncConfig,
-    GRPOConfig,
-    InFlight,
-    Packing,
-    RunConfig,
-    StreamConfig,
-)
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import CanaryConfig, FullyAsyncConfig, InFlight, Packing, RunConfig, StreamConfig
 from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.fully_async import PAUSE_MODES, FullyAsync

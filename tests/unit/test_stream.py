@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rl.algorithms.grpo import GRPO
-from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, PlacementConfig, RunConfig, StreamConfig
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, PlacementConfig, RunConfig, StreamConfig
 from rl.protocols import EngineError
 from rl.stream import GroupStream, StreamConfigValues, StreamError
 from rl.types import FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling

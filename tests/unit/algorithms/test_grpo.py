@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rl.algorithms.grpo import GRPO
-from rl.config.schema import ConfigError, GRPOConfig, KlEstimator
+from rl.config.algorithms import GRPOConfig, KlEstimator
+from rl.config.schema import ConfigError
 from rl.protocols import Algorithm, LossInputs
 from tests.made_groups import made_group
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl.algorithms.losses import bounded, clipped_surrogate, k3, kl_estimate
-from rl.config.schema import KlEstimator
+from rl.config.algorithms import KlEstimator
 
 
 @pytest.mark.parametrize(

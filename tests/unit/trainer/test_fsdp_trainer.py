@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.config.schema import ConfigError, Dtype, FSDPConfig, GRPOConfig, OldLogprobs, OptimizerConfig, Packing, Schedule
+from rl.config.algorithms import GRPOConfig, OldLogprobs
+from rl.config.schema import ConfigError, Dtype, FSDPConfig, OptimizerConfig, Packing, Schedule
 from rl.trainer.checkpoint import check_export
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.trainer.packing import pack
