@@ -21,6 +21,7 @@ from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
 from rl.run_folder import Checkpoint, Checkpoints
+from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.tasks.base import sampling_of
 from rl.trainer.group import TrainerGroup
@@ -195,8 +196,10 @@ def assemble(
             resume_step=_resume_step(run_folder, checkpoint),
         ),
         canary=_canary(config, task, trainer=trainer, engine=engine),
+        algorithm=algorithm,
+        sentinels=Sentinels(config.sentinels, compute_dtype=config.backend.trainer.compute_dtype),
         checkpoints=_checkpoints(config, run_folder),
-        pack=functools.partial(_pack, config, skip_zero_advantage=not algorithm.uses_reference),
+        pack=functools.partial(_pack, config, skip_zero_advantage=algorithm.skips_zero_advantage),
         cadence=_cadence(config, total_steps),
         progress=progress,
         staleness_bound=config.staleness_bound,

@@ -13,6 +13,7 @@ from typing import Any
 
 from rl.canary import Canary
 from rl.protocols import (
+    Algorithm,
     CheckpointStore,
     EngineError,
     Evaluator,
@@ -23,6 +24,7 @@ from rl.protocols import (
     RunLogger,
     Trainer,
 )
+from rl.sentinels import Sentinels
 from rl.types import PublishStats, RolloutGroup, StepStats, TrainBatch
 
 
@@ -61,6 +63,8 @@ class Run:
     stream: RolloutStream
     evaluator: Evaluator
     canary: Canary
+    algorithm: Algorithm
+    sentinels: Sentinels
     log: RunLogger
     checkpoints: CheckpointStore
     pack: Callable[[list[RolloutGroup], int], TrainBatch]
@@ -115,13 +119,10 @@ async def fit(run: Run) -> None:
 async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     """Trains on one batch, publishes and evaluates when due, and logs the row."""
     progress, cadence, clock = run.progress, run.cadence, rows.clock
-    with clock.phase("pack"):
-        batch = run.pack(groups, progress.policy_version)
-    assert batch.metrics["staleness/max"] <= run.staleness_bound, "admission let a group become too stale"
     with clock.phase("canary"):
         await run.canary.settle()
     with clock.phase("residency"):
-        done = await _take_devices(run, batch, groups, rows)
+        done = await _take_devices(run, groups, rows)
     metrics: dict[str, Any] = {}
     evaluation: asyncio.Task[dict[str, float]] | None = None
     is_last = progress.step == cadence.total_steps
@@ -135,15 +136,19 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
             evaluation = None
     metrics["engine/policy_version"] = await run.engine.policy_version()
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
-    metrics |= _step_metrics(run, batch, done) | run.canary.metrics()
-    metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=batch)
+    metrics |= _step_metrics(run, done) | run.canary.metrics()
+    metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=done.batch)
+    trips = run.sentinels.find(metrics)
+    metrics["sentinel/trips"] = len(trips)
     rows.add(_Row(progress.step, metrics, groups), evaluation)
+    run.sentinels.act(trips, step=progress.step)
 
 
 @dataclass(slots=True)
 class _Trained:
     """What one step did while the trainer held the devices."""
 
+    batch: TrainBatch
     stats: StepStats
     overlap_s: float
     has_published: bool = False
@@ -152,35 +157,40 @@ class _Trained:
     """Until the engine's requests had finished or stopped, so that it could be published to."""
 
 
-async def _take_devices(run: Run, batch: TrainBatch, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
+async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
     """One residency, or two where the first only repairs what the canary found."""
     clock = rows.clock
     async with run.placement.training() as residency:
         with clock.phase("canary"):
             trip = await run.canary.check()
         if trip is None:
-            return await _train(run, residency, batch, groups, rows)
+            return await _train(run, residency, groups, rows)
         await rows.settle()
         with clock.phase("publish"):
             repair = await _publish(run, residency, run.progress.policy_version)
     with clock.phase("canary"):
         await run.canary.report(trip)
     async with run.placement.training() as residency:
-        done = await _train(run, residency, batch, groups, rows)
+        done = await _train(run, residency, groups, rows)
     done.published_bytes += repair.num_bytes
     done.pause_s += repair.pause_s
     return done
 
 
-async def _train(
-    run: Run, residency: Residency, batch: TrainBatch, groups: list[RolloutGroup], rows: _Rows
-) -> _Trained:
-    """The optimizer's part of a step, and the publish when it is due."""
+async def _train(run: Run, residency: Residency, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
+    """Advantages, the optimizer's part of a step, and the publish when it is due."""
     progress, cadence, clock = run.progress, run.cadence, rows.clock
+    if run.algorithm.penalizes_reward:
+        with clock.phase("reference"):
+            await _score_with_reference(run.trainer, groups)
+    with clock.phase("pack"):
+        run.algorithm.assign_advantages(groups)
+        batch = run.pack(groups, progress.policy_version)
+    assert batch.metrics["staleness/max"] <= run.staleness_bound, "admission let a group become too stale"
     busy_before = run.stream.busy_s()
     with clock.phase("train"):
         stats = await run.trainer.step(batch)
-    done = _Trained(stats, overlap_s=run.stream.busy_s() - busy_before)
+    done = _Trained(batch, stats, overlap_s=run.stream.busy_s() - busy_before)
     _advance(progress, groups)
     if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
         await rows.settle()
@@ -189,6 +199,13 @@ async def _train(
         progress.policy_version, progress.unpublished_steps = published.version, 0
         done.has_published, done.published_bytes, done.pause_s = True, published.num_bytes, published.pause_s
     return done
+
+
+async def _score_with_reference(trainer: Trainer, groups: list[RolloutGroup]) -> None:
+    prompts = [group.prompt for group in groups for _ in group.rollouts]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout, logprobs in zip(rollouts, await trainer.reference_logprobs(prompts, rollouts), strict=True):
+        rollout.ref_logprobs = logprobs
 
 
 async def _publish(run: Run, residency: Residency, version: int) -> PublishStats:
@@ -210,10 +227,10 @@ def _advance(progress: Progress, groups: list[RolloutGroup]) -> None:
     progress.tokens_trained += sum(rollout.num_response_tokens for group in groups for rollout in group.rollouts)
 
 
-def _step_metrics(run: Run, batch: TrainBatch, done: _Trained) -> dict[str, Any]:
+def _step_metrics(run: Run, done: _Trained) -> dict[str, Any]:
     progress = run.progress
     return {
-        **batch.metrics,
+        **done.batch.metrics,
         **done.stats.metrics,
         **{f"time/{phase}_s": seconds for phase, seconds in done.stats.seconds.items()},
         **run.stream.metrics(),
@@ -351,7 +368,7 @@ class _Clock:
         metrics["time/step_s"] = step_s
         metrics["time/overlap_fraction"] = min(overlap_s / step_s, 1.0)
         metrics["time/engine_busy_fraction"] = min((busy_s - self._busy_before) / step_s, 1.0)
-        metrics["rollout/tokens_per_s"] = sum(batch.num_loss_tokens) / step_s
+        metrics["rollout/tokens_per_s"] = sum(counts.tokens for counts in batch.loss_counts) / step_s
         self._row_began, self._busy_before, self._seconds = now, busy_s, {}
         return metrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from rl.types import (
     EvalSet,
     FloatArray,
     IntArray,
+    LossCounts,
     MicroBatch,
     Prompt,
     PublishStats,
@@ -260,6 +261,12 @@ class Algorithm(Protocol):
     """Pure arithmetic of one policy-gradient method. No files, network, processes, or config of other parts."""
 
     uses_reference: bool
+    """The trainer keeps a frozen copy of the initial policy."""
+    penalizes_reward: bool
+    """`assign_advantages` needs the `ref_logprobs` of every rollout."""
+    skips_zero_advantage: bool
+    """Tokens of advantage 0 have a gradient of exactly 0, so that they need not be run."""
+    uses_entropy_gradient: bool
 
     def shape_reward(self, rollout: Rollout) -> float:
         """The reward that advantages are computed from, for example with an overlong penalty."""
@@ -269,8 +276,8 @@ class Algorithm(Protocol):
         """False sends the group's slot back for another prompt (dynamic sampling). Judges the raw reward."""
         ...
 
-    def advantages(self, group: RolloutGroup) -> list[float]:
-        """One per rollout, from `shaped_reward`."""
+    def assign_advantages(self, groups: Sequence[RolloutGroup]) -> None:
+        """Sets the advantage of every rollout of a step's groups, from `shaped_reward`."""
         ...
 
     def loss(self, inputs: LossInputs) -> LossOutput: ...
@@ -295,10 +302,9 @@ class LossInputs:
     """bool"""
     cu_seqlens: torch.Tensor
     """[n+1] int32"""
-    num_loss_tokens: int
-    """Over all ranks and micro-batches of this update."""
-    num_loss_sequences: int
-    """Likewise."""
+    group_loss_tokens: torch.Tensor
+    """[n] int32"""
+    counts: LossCounts
 
 
 @dataclass(slots=True)
@@ -306,9 +312,11 @@ class LossOutput:
     loss: torch.Tensor
     """This micro-batch's share: summed over micro-batches and ranks it is the loss of the update."""
     token_sums: dict[str, torch.Tensor]
-    """Metric -> sum over loss tokens; divided by `num_loss_tokens` after summing over micro-batches and ranks."""
+    """Metric -> sum over loss tokens; divided by the loss tokens run, after summing over micro-batches and ranks."""
     maxima: dict[str, torch.Tensor]
     """Metric -> maximum over loss tokens."""
+    sequence_sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Metric -> sum over sequences with loss tokens; divided by their number likewise."""
 
 
 class Trainer(Protocol):
@@ -326,6 +334,10 @@ class Trainer(Protocol):
 
         `prompts[i]` is that of `rollouts[i]`.
         """
+        ...
+
+    async def reference_logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        """Likewise of the reference policy, which the algorithm must use."""
         ...
 
     async def manifest(self, version: int) -> UpdateManifest: ...
@@ -370,14 +382,16 @@ class TrainerRank(Protocol):
     num_ranks=..., store=<torch.distributed.Store address or None>, seed=..., total_updates=...)`.
     """
 
-    def step(
-        self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
-    ) -> StepStats:
-        """`mini_batches` is [update][micro], this rank's share; denominators are global, metrics come back reduced."""
+    def step(self, mini_batches: list[list[MicroBatch]], loss_counts: list[LossCounts]) -> StepStats:
+        """`mini_batches` is [update][micro], this rank's share; counts are global, metrics come back reduced."""
         ...
 
     def logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
         """[T] each, of this rank's share; equally many on every rank."""
+        ...
+
+    def reference_logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
+        """Likewise of the reference policy."""
         ...
 
     def manifest(self, version: int) -> UpdateManifest: ...

@@ -245,8 +245,6 @@ class GroupStream:
             rollout.reward = float(reward.value)
             rollout.reward_parts = {"correct": float(reward.correct), **reward.parts}
             rollout.shaped_reward = self._algorithm.shape_reward(rollout)
-        for rollout, advantage in zip(group.rollouts, self._algorithm.advantages(group), strict=True):
-            rollout.advantage = advantage
 
     def _finish(self, slot: _Slot, done: asyncio.Task[Any]) -> None:
         """Runs when a group's task ends, however it ends."""

@@ -102,6 +102,11 @@ class Rollout:
     reward_parts: dict[str, float] = field(default_factory=dict)
     shaped_reward: float = 0.0
     advantage: float = 0.0
+    """Of the whole answer; the mean of `token_advantages` where those differ."""
+    token_advantages: FloatArray | None = None
+    """[L], where tokens of the answer differ in it; None: `advantage` on every loss token."""
+    ref_logprobs: FloatArray | None = None
+    """[L] of the reference policy, where a KL is subtracted from the reward; 0 where `loss_mask` is False."""
     routed_experts: NDArray[np.int16] | None = None
     """[L, layers, K] expert choices of the engine for router replay; None: not recorded."""
 
@@ -190,6 +195,8 @@ class MicroBatch:
     """[T], what each token was sampled at; 1.0 on prompt tokens."""
     staleness: IntArray
     """[n], trainer version minus the rollout's min_policy_version, in published versions."""
+    group_loss_tokens: IntArray
+    """[n], loss tokens of the sequence's whole group in this update."""
     old_logprobs: FloatArray | None = None
     """[T], filled by the trainer before the first update; None until then, or where they are not used."""
     ref_logprobs: FloatArray | None = None
@@ -200,6 +207,23 @@ class MicroBatch:
     def num_sequences(self) -> int:
         return len(self.cu_seqlens) - 1
 
+    @property
+    def num_loss_sequences(self) -> int:
+        """With at least one loss token."""
+        return int(np.logical_or.reduceat(self.loss_mask, self.cu_seqlens[:-1]).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class LossCounts:
+    """Denominators of one update: over all ranks and micro-batches, sequences that are not run included."""
+
+    tokens: int
+    """Loss tokens."""
+    sequences: int
+    """Sequences with at least one loss token."""
+    groups: int
+    """Groups with at least one loss token."""
+
 
 @dataclass(slots=True)
 class TrainBatch:
@@ -207,10 +231,8 @@ class TrainBatch:
 
     mini_batches: list[list[list[MicroBatch]]]
     """[update][dp_rank][micro]; in an update every rank has equally many, filled up by all-masked ones."""
-    num_loss_tokens: list[int]
-    """[update] loss tokens over all ranks and micro-batches: the denominator of a token mean."""
-    num_loss_sequences: list[int]
-    """[update] sequences with at least one loss token, likewise."""
+    loss_counts: list[LossCounts]
+    """[update]"""
     metrics: dict[str, float] = field(default_factory=dict)
 
 

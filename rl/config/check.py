@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl.config.algorithms import OldLogprobs
+from rl.config.algorithms import CISPOConfig, DAPOConfig, OldLogprobs
 from rl.config.build import target_class
 from rl.config.schema import (
     ColocatedConfig,
@@ -34,10 +34,14 @@ NOT_NEGATIVE: Callable[[Any], bool] = lambda value: value >= 0  # noqa: E731
 
 RANGES: tuple[Range, ...] = (
     ("algorithm.prompts_per_step", POSITIVE, "at least 1"),
-    ("algorithm.group_size", lambda value: value >= 2, "at least 2, because advantages are relative to the group"),
+    ("algorithm.group_size", POSITIVE, "at least 1"),
     ("algorithm.clip_low", lambda value: 0 < value < 1, "between 0 and 1"),
     ("algorithm.clip_high", POSITIVE, "above 0"),
     ("algorithm.kl_coef", NOT_NEGATIVE, "0 or more"),
+    ("algorithm.entropy_coef", NOT_NEGATIVE, "0 or more"),
+    ("algorithm.gamma", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("algorithm.max_sampled_batches", POSITIVE, "at least 1"),
+    ("algorithm.overlong_penalty", NOT_NEGATIVE, "0 or more"),
     ("backend.trainer.optimizer.lr", POSITIVE, "above 0"),
     ("backend.trainer.optimizer.lr_warmup_updates", NOT_NEGATIVE, "0 or more"),
     ("backend.trainer.optimizer.beta1", lambda value: 0 <= value < 1, "in [0, 1)"),
@@ -303,7 +307,21 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
 
 
 def check_algorithm(config: RunConfig) -> None:
-    target_class(config.algorithm._target_).check(config.algorithm)
+    algorithm = config.algorithm
+    target_class(algorithm._target_).check(algorithm)
+    is_anchored = algorithm.old_logprobs is OldLogprobs.rollout
+    if isinstance(algorithm, CISPOConfig) and config.staleness_bound > 0 and not is_anchored:
+        raise ConfigError(
+            f"algorithm.old_logprobs={algorithm.old_logprobs.value} with algorithm=cispo and answers that may be "
+            f"{config.staleness_bound} version(s) old: its weights would be over the trainer's own policy, and their "
+            "bounds would never see the staleness. Use algorithm.old_logprobs=rollout."
+        )
+    limit = config.task.sampling.max_new_tokens
+    if isinstance(algorithm, DAPOConfig) and algorithm.response_limit != limit:
+        raise ConfigError(
+            f"algorithm.response_limit={algorithm.response_limit} must be task.sampling.max_new_tokens={limit}: an "
+            "answer is overlong by the length at which it is cut. Drop the override."
+        )
 
 
 def check_model(config: RunConfig) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from rl.config.algorithms import AlgorithmConfig
+from rl.config.sentinels import SentinelsConfig
 from rl.config.tasks import TaskConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -401,6 +402,7 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     canary: CanaryConfig = field(default_factory=CanaryConfig)
+    sentinels: SentinelsConfig = field(default_factory=SentinelsConfig)
 
     @property
     def has_engine_devices(self) -> bool:

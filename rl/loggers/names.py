@@ -47,6 +47,10 @@ _FREE_PREFIXES = ("reward/part/", "rollout/dropped/")
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "", "raw reward, before shaping, over the rollouts that were trained on"),
     Metric("reward/std", "", "standard deviation of the raw reward over all rollouts of the batch"),
+    Metric("reward/shaped_mean", "", "reward that advantages come from: with an overlong penalty, before any KL"),
+    Metric(
+        "reward/kl_ref", "nats", "k1 estimate of KL(policy that sampled, reference) over loss tokens, with kl_in=reward"
+    ),
     Metric("reward/correct", "fraction", "rollouts with the right outcome, free of shaping", (0.0, 1.0)),
     Metric("reward/part/<name>", "", "one named part of the reward"),
     Metric(
@@ -75,6 +79,13 @@ METRICS: tuple[Metric, ...] = (
         "what the batch's restarted responses had before and lost",
         reduction=Reduction.SUM,
     ),
+    Metric(
+        "rollout/nonfinite_logprobs",
+        "tokens",
+        "loss tokens whose log-prob the engine did not give as a number; they are not trained on",
+        (0.0, 0.0),
+        Reduction.SUM,
+    ),
     Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
@@ -87,9 +98,41 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/entropy", "nats", "entropy of the policy over loss tokens, at the sampling temperature"),
     Metric("train/ratio_clipped_low_fraction", "fraction", "loss tokens clipped at 1 - clip_low", (0.0, 0.5)),
     Metric("train/ratio_clipped_high_fraction", "fraction", "loss tokens clipped at 1 + clip_high", (0.0, 0.5)),
+    Metric("train/ratio_clipped_dual_fraction", "fraction", "loss tokens held at dual_clip", (0.0, 0.1)),
+    Metric("train/sequence_clipped_low_fraction", "fraction", "answers clipped at 1 - clip_low, of GSPO", (0.0, 0.5)),
+    Metric("train/sequence_clipped_high_fraction", "fraction", "answers clipped at 1 + clip_high, of GSPO", (0.0, 0.5)),
+    Metric(
+        "train/weight_clipped_low_fraction", "fraction", "loss tokens of a ratio below CISPO's weight_low", (0.0, 0.5)
+    ),
+    Metric("train/weight_clipped_high_fraction", "fraction", "loss tokens of a ratio above weight_high", (0.0, 0.5)),
     Metric("train/ratio_max", "", "largest policy ratio of a loss token", reduction=Reduction.MAX),
+    Metric("correction/weight_mean", "", "importance weight after bounds, over loss tokens", (0.5, 2.0)),
+    Metric("correction/weight_max", "", "the largest of them", reduction=Reduction.MAX),
+    Metric("correction/outside_fraction", "fraction", "loss tokens whose raw weight is outside its bounds", (0.0, 0.2)),
+    Metric("correction/outside_sequence_fraction", "fraction", "answers with such a token", (0.0, 1.0)),
+    Metric("correction/rejected_sequence_fraction", "fraction", "answers outside the geometric bounds", (0.0, 0.5)),
     Metric("train/approx_kl", "nats", "k3 estimate of KL(old policy, policy) over loss tokens", (-1e-6, 1.0)),
     Metric("train/kl_ref", "nats", "estimate of the KL to the reference policy over loss tokens"),
+    Metric(
+        "train/old_logprob_difference_max",
+        "nats",
+        "largest difference between the pass for old log-probs and the training pass on equal weights; null: no pass",
+        reduction=Reduction.MAX,
+    ),
+    Metric(
+        "sentinel/padding_leak",
+        "nats",
+        "largest change of a log-prob when its neighbors in the pack change; infinite if masked values reach the loss",
+        reduction=Reduction.MAX,
+    ),
+    Metric("sentinel/trips", "sentinels", "values past their limit, see `sentinels`", (0.0, 0.0)),
+    Metric(
+        "train/nonfinite_logprobs",
+        "tokens",
+        "loss tokens without a finite old or reference log-prob; they are not trained on",
+        (0.0, 0.0),
+        Reduction.SUM,
+    ),
     Metric(
         "train/skipped_updates",
         "updates",
@@ -108,6 +151,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "offpolicy/kl_k3", "nats", "k3 estimate of KL(policy that sampled, policy before the step) over loss tokens"
+    ),
+    Metric(
+        "offpolicy/effective_sample_fraction",
+        "fraction",
+        "(sum of ratios)^2 / (tokens x sum of squared ratios), of the policy before the step over the one that sampled",
+        (0.5, 1.0),
     ),
     Metric(
         "canary/logprob_difference_mean",

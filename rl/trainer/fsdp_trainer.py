@@ -40,7 +40,11 @@ class FSDPTrainer(PolicyRank[Policy]):
         model = load_model(self.model_folder, packing=self.config.packing)
         if recompute:
             _recompute_activations(model)
-        policy = Policy(model, logprob_chunk_tokens=self.config.logprob_chunk_tokens).train()
+        policy = Policy(
+            model,
+            logprob_chunk_tokens=self.config.logprob_chunk_tokens,
+            entropy_gradient=self.algorithm.uses_entropy_gradient,
+        ).train()
         mesh = init_device_mesh(self.device.type, (self.num_ranks,), mesh_dim_names=("data",))
         cast = None if self.compute_dtype == torch.float32 else self.compute_dtype
         layer_names = set(model._no_split_modules or ())

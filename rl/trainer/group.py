@@ -67,14 +67,17 @@ class TrainerGroup:
         await self._ranks.start()
 
     async def step(self, batch: TrainBatch) -> StepStats:
-        shares = [
-            ([ranks[rank] for ranks in batch.mini_batches], batch.num_loss_tokens, batch.num_loss_sequences)
-            for rank in range(self.num_ranks)
-        ]
+        shares = [([ranks[rank] for ranks in batch.mini_batches], batch.loss_counts) for rank in range(self.num_ranks)]
         stats: list[StepStats] = await self._ranks.call("step", shares)
         return stats[0]
 
     async def logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        return await self._score("logprobs", prompts, rollouts)
+
+    async def reference_logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
+        return await self._score("reference_logprobs", prompts, rollouts)
+
+    async def _score(self, method: str, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
         packed = pack_to_score(
             prompts,
             rollouts,
@@ -82,7 +85,7 @@ class TrainerGroup:
             max_tokens_per_micro_batch=self._config.max_tokens_per_micro_batch,
             packing=self._config.packing,
         )
-        return packed.unpack(await self._ranks.call("logprobs", [(share,) for share in packed.micro_batches]))
+        return packed.unpack(await self._ranks.call(method, [(share,) for share in packed.micro_batches]))
 
     async def manifest(self, version: int) -> UpdateManifest:
         return (await self._ranks.call("manifest", [(version,)] * self.num_ranks))[0]

@@ -75,7 +75,11 @@ class MegatronTrainer(PolicyRank["MegatronPolicy"]):
         with torch.no_grad():
             for entry in self._table:
                 targets[entry.megatron].copy_(to_megatron(entry, weights, self._attention))
-        return MegatronPolicy(model, logprob_chunk_tokens=self.config.logprob_chunk_tokens).train()
+        return MegatronPolicy(
+            model,
+            logprob_chunk_tokens=self.config.logprob_chunk_tokens,
+            entropy_gradient=self.algorithm.uses_entropy_gradient,
+        ).train()
 
     def _accumulate_in_masters(self) -> None:
         """Adds each micro-batch's gradient to the master's in fp32 and frees it, as Megatron's main_grad does."""

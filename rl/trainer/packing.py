@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.config.schema import Packing
-from rl.types import FloatArray, MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
+from rl.types import BoolArray, FloatArray, LossCounts, MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,16 @@ class _Sequence:
     rollout: Rollout
     prompt: Prompt
     staleness: int
+    loss_mask: BoolArray
+    """[L]"""
+    group_loss_tokens: int = 0
+
+    @property
+    def has_advantage(self) -> bool:
+        rollout = self.rollout
+        if rollout.token_advantages is None:
+            return rollout.advantage != 0.0
+        return bool(rollout.token_advantages[self.loss_mask].any())
 
     def __len__(self) -> int:
         return len(self.rollout.token_ids)
@@ -43,23 +53,24 @@ def pack(
     assert len(groups) % per_update == 0, f"{len(groups)} groups do not split into mini-batches of {per_update}"
     batch = TrainBatch(
         mini_batches=[],
-        num_loss_tokens=[],
-        num_loss_sequences=[],
+        loss_counts=[],
         metrics=batch_metrics(groups, policy_version=policy_version),
     )
     for start in range(0, len(groups), per_update):
-        sequences = [
-            _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version)
-            for group in groups[start : start + per_update]
-            for rollout in group.rollouts
-        ]
-        counts = [sequence.rollout.num_response_tokens for sequence in sequences]
-        batch.num_loss_tokens.append(sum(counts))
-        batch.num_loss_sequences.append(sum(count > 0 for count in counts))
+        of_update = groups[start : start + per_update]
+        sequences = [sequence for group in of_update for sequence in _sequences(group, policy_version)]
+        counts = [int(sequence.loss_mask.sum()) for sequence in sequences]
+        batch.loss_counts.append(
+            LossCounts(
+                tokens=sum(counts),
+                sequences=sum(count > 0 for count in counts),
+                groups=len({s.rollout.group_id for s, count in zip(sequences, counts, strict=True) if count}),
+            )
+        )
         run = [
             sequence
             for sequence, count in zip(sequences, counts, strict=True)
-            if count > 0 and not (skip_zero_advantage and sequence.rollout.advantage == 0.0)
+            if count > 0 and not (skip_zero_advantage and not sequence.has_advantage)
         ]
         ranks = [
             [_micro_batch(packed) for packed in _split(share, max_tokens_per_micro_batch, packing)]
@@ -68,6 +79,16 @@ def pack(
         _even_out(ranks, fallback=min(sequences, key=len))
         batch.mini_batches.append(ranks)
     return batch
+
+
+def _sequences(group: RolloutGroup, policy_version: int) -> list[_Sequence]:
+    """A token whose log-prob the engine did not give as a number is not trained on, and in no denominator."""
+    masks = [rollout.loss_mask & np.isfinite(rollout.rollout_logprobs) for rollout in group.rollouts]
+    total = sum(int(mask.sum()) for mask in masks)
+    return [
+        _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version, mask, total)
+        for rollout, mask in zip(group.rollouts, masks, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +122,9 @@ def pack_to_score(
     packing: Packing,
 ) -> ScoreBatch:
     """`prompts[i]` is that of `rollouts[i]`. Balanced and packed as `pack` does it."""
-    sequences = [_Sequence(rollout, prompt, 0) for prompt, rollout in zip(prompts, rollouts, strict=True)]
+    sequences = [
+        _Sequence(rollout, prompt, 0, rollout.loss_mask) for prompt, rollout in zip(prompts, rollouts, strict=True)
+    ]
     place_of = {id(sequence): place for place, sequence in enumerate(sequences)}
     bins = [list(_split(share, max_tokens_per_micro_batch, packing)) for share in _balance(sequences, num_ranks)]
     micro_batches = [[_micro_batch(packed) for packed in of_rank] for of_rank in bins]
@@ -143,7 +166,7 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
     rollouts = [sequence.rollout for sequence in sequences]
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     cu_seqlens = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
-    loss_mask = np.concatenate([r.loss_mask for r in rollouts])
+    loss_mask = np.concatenate([sequence.loss_mask for sequence in sequences])
     assert not loss_mask[cu_seqlens[:-1]].any(), "the first token of a sequence has no prediction"
 
     def per_token(values: list[float]) -> NDArray[np.float32]:
@@ -154,12 +177,19 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
         position_ids=_join_position_ids(sequences),
         cu_seqlens=cu_seqlens,
         loss_mask=loss_mask,
-        advantages=np.where(loss_mask, per_token([r.advantage for r in rollouts]), np.float32(0.0)),
+        advantages=np.where(loss_mask, np.concatenate([_advantages(r) for r in rollouts]), np.float32(0.0)),
         rollout_logprobs=np.where(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts]), np.float32(0.0)),
         temperatures=np.where(loss_mask, per_token([r.temperature for r in rollouts]), np.float32(1.0)),
         staleness=np.array([sequence.staleness for sequence in sequences], dtype=np.int32),
+        group_loss_tokens=np.array([sequence.group_loss_tokens for sequence in sequences], dtype=np.int32),
         mm_inputs=_join_mm_inputs([sequence.prompt.mm_inputs for sequence in sequences]),
     )
+
+
+def _advantages(rollout: Rollout) -> FloatArray:
+    if rollout.token_advantages is not None:
+        return rollout.token_advantages.astype(np.float32)
+    return np.full(len(rollout.token_ids), rollout.advantage, dtype=np.float32)
 
 
 def _join_position_ids(sequences: list[_Sequence]) -> NDArray[np.int64]:
@@ -231,6 +261,7 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
     metrics = {
         "reward/mean": rewards.mean(),
         "reward/std": rewards.std(),
+        "reward/shaped_mean": np.mean([rollout.shaped_reward for rollout in rollouts]),
         "reward/uniform_group_fraction": np.mean([group.is_uniform for group in groups]),
         "rollout/response_tokens_mean": lengths.mean(),
         "rollout/response_tokens_max": lengths.max(),
@@ -242,8 +273,12 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
         "rollout/version_spread_max": spread.max(),
         "rollout/restarted_fraction": np.mean(discarded > 0),
         "rollout/discarded_tokens": discarded.sum(),
+        "rollout/nonfinite_logprobs": sum((~np.isfinite(r.rollout_logprobs[r.loss_mask])).sum() for r in rollouts),
     }
     metrics |= _staleness_histogram(staleness)
+    if rollouts[0].ref_logprobs is not None:
+        gaps = [(r.rollout_logprobs - r.ref_logprobs)[r.loss_mask] for r in rollouts if r.ref_logprobs is not None]
+        metrics["reward/kl_ref"] = np.concatenate(gaps).mean()
     for part in sorted({name for rollout in rollouts for name in rollout.reward_parts}):
         key = "reward/correct" if part == "correct" else f"reward/part/{part}"
         metrics[key] = np.mean([r.reward_parts[part] for r in rollouts if part in r.reward_parts])

@@ -108,10 +108,11 @@ class ScoringModel(nn.Module, ABC, Generic[Model]):
 
     model: Model
 
-    def __init__(self, model: Model, *, logprob_chunk_tokens: int):
+    def __init__(self, model: Model, *, logprob_chunk_tokens: int, entropy_gradient: bool = False):
         super().__init__()
         self.model = model
         self.logprob_chunk_tokens = logprob_chunk_tokens
+        self.entropy_gradient = entropy_gradient
 
     def forward(self, micro: MicroBatch, score_mask: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere."""
@@ -125,6 +126,7 @@ class ScoringModel(nn.Module, ABC, Generic[Model]):
             torch.from_numpy(micro.temperatures).to(device),
             positions_to_score(score_mask).to(device),
             chunk_tokens=self.logprob_chunk_tokens,
+            entropy_gradient=self.entropy_gradient,
         )
 
     @abstractmethod

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -26,8 +27,9 @@ from rl.trainer import checkpoint
 from rl.trainer.distributed import join_ranks
 from rl.trainer.metrics import StepMetrics
 from rl.trainer.phases import enter_phase
+from rl.trainer.poison import poison
 from rl.trainer.schedule import lr_at
-from rl.types import FloatArray, MicroBatch, StepStats
+from rl.types import FloatArray, LossCounts, MicroBatch, StepStats
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -67,6 +69,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         self.rank, self.num_ranks = rank, num_ranks
         self.total_updates = total_updates
         self.num_updates_done = 0
+        self.has_checked_padding = False
         self.compute_dtype: torch.dtype = getattr(torch, config.compute_dtype.value)
         self.device = join_ranks(
             device=device,
@@ -99,31 +102,30 @@ class PolicyRank(ABC, Generic[PolicyModule]):
     def _hugging_face_model(self) -> PreTrainedModel:
         """The model whose class and config an export writes; its own weights are not looked at."""
 
-    def step(
-        self, mini_batches: list[list[MicroBatch]], num_loss_tokens: list[int], num_loss_sequences: list[int]
-    ) -> StepStats:
+    def step(self, mini_batches: list[list[MicroBatch]], loss_counts: list[LossCounts]) -> StepStats:
         """One optimizer update per mini-batch. Token means are over the loss tokens that were run."""
         metrics = StepMetrics()
+        if not self.has_checked_padding:
+            self._check_padding(mini_batches[0][0], metrics)
         seconds = {"old_logprobs": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with self._timed(seconds, "old_logprobs"):
             self._fill_fixed_logprobs(mini_batches)
+        loss_counts, num_masked = self._mask_nonfinite(mini_batches, loss_counts)
         grad_norms: list[float] = []
         lr = math.nan
         skipped = 0
         for update, micro_batches in enumerate(mini_batches):
             lr = lr_at(self.num_updates_done, self.total_updates, self.config.optimizer)
             self.num_updates_done += 1
-            if num_loss_tokens[update] == 0:
+            if loss_counts[update].tokens == 0:
                 skipped += 1
                 continue
             with self._timed(seconds, "forward_backward"):
                 metrics.add_mean("train/loss", 0.0, count=float(self.rank == 0))
                 for micro in micro_batches:
-                    self._forward_backward(
-                        micro, num_loss_tokens[update], num_loss_sequences[update], metrics, is_first=update == 0
-                    )
+                    self._forward_backward(micro, loss_counts[update], metrics, is_first=update == 0)
             with self._timed(seconds, "optimizer"):
                 norm = self._update(lr)
             grad_norms.append(norm)
@@ -131,6 +133,9 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         enter_phase("metrics")
         values = metrics.reduced()
         values |= {"train/lr": lr, "train/skipped_updates": float(skipped)}
+        values["train/nonfinite_logprobs"] = float(num_masked)
+        mean, mean_square = (values.pop(f"offpolicy/{name}", math.nan) for name in ("ratio_mean", "ratio_square_mean"))
+        values["offpolicy/effective_sample_fraction"] = mean**2 / mean_square if mean_square else math.nan
         if grad_norms:
             values["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
         if self.device.type == "cuda":
@@ -140,14 +145,66 @@ class PolicyRank(ABC, Generic[PolicyModule]):
     def _fill_fixed_logprobs(self, mini_batches: list[list[MicroBatch]]) -> None:
         """Log-probs that stay fixed over the step: of the reference, and of the policy before the first update.
 
-        The first mini-batch needs no extra pass for the latter: its live log-probs are the old ones.
+        The first mini-batch needs no extra pass for the latter: its live log-probs are the old ones. Where the others
+        do, its first micro-batch is scored too, so that the pass can be compared with the forward pass that trains.
         """
-        if self.reference is not None:
+        if self.reference is not None and not self.algorithm.penalizes_reward:
             for micro in [micro for micro_batches in mini_batches for micro in micro_batches]:
                 micro.ref_logprobs = self._score(self.reference, micro)
         if self.old_logprobs is OldLogprobs.trainer:
             for micro in [micro for micro_batches in mini_batches[1:] for micro in micro_batches]:
                 micro.old_logprobs = self._score(self.policy, micro)
+            if len(mini_batches) > 1:
+                mini_batches[0][0].old_logprobs = self._score(self.policy, mini_batches[0][0])
+
+    def _check_padding(self, micro: MicroBatch, metrics: StepMetrics) -> None:
+        """Two more forward passes, once: what a sequence must not depend on is changed, and nothing may change."""
+        self.has_checked_padding = True
+        poisoned, kept = poison(micro)
+        clean, changed = self._score(self.policy, micro), self._score(self.policy, poisoned)
+        leak = float(np.abs(clean - changed)[kept].max()) if kept.any() else -math.inf
+        losses = [self._share_of_loss(of, clean) for of in (micro, poisoned)]
+        metrics.add_max("sentinel/padding_leak", leak if losses[0] == losses[1] else math.inf)
+
+    @torch.no_grad()
+    def _share_of_loss(self, micro: MicroBatch, logprobs: FloatArray) -> float:
+        """With `logprobs` for all policies, only masked values differ between a micro-batch and its poison."""
+        values = torch.from_numpy(logprobs).to(self.device)
+        counts = LossCounts(len(logprobs), micro.num_sequences, micro.num_sequences)
+        inputs = self._loss_inputs(micro, values, torch.zeros_like(values), values, counts)
+        return float(self.algorithm.loss(replace(inputs, ref_logprobs=values)).loss)
+
+    def _mask_nonfinite(
+        self, mini_batches: list[list[MicroBatch]], loss_counts: list[LossCounts]
+    ) -> tuple[list[LossCounts], int]:
+        """Takes tokens without a finite old or reference log-prob out of the masks and the counts, and counts them.
+
+        A group's own token count (`MicroBatch.group_loss_tokens`) stays as it was.
+        """
+        lost = np.zeros((len(mini_batches), 2), dtype=np.int64)
+        for update, micro_batches in enumerate(mini_batches):
+            for micro in micro_batches:
+                is_finite = np.ones_like(micro.loss_mask)
+                for logprobs in (micro.old_logprobs, micro.ref_logprobs):
+                    if logprobs is not None:
+                        is_finite &= np.isfinite(logprobs)
+                if not is_finite[micro.loss_mask].all():
+                    before = np.add.reduceat(micro.loss_mask, micro.cu_seqlens[:-1], dtype=np.int64)
+                    micro.loss_mask = micro.loss_mask & is_finite
+                    after = np.add.reduceat(micro.loss_mask, micro.cu_seqlens[:-1], dtype=np.int64)
+                    lost[update] += [(before - after).sum(), ((before > 0) & (after == 0)).sum()]
+        total = torch.from_numpy(lost).to(self.device)
+        if self.num_ranks > 1:
+            dist.all_reduce(total)
+        counts = [
+            replace(of_update, tokens=of_update.tokens - tokens, sequences=of_update.sequences - sequences)
+            for of_update, (tokens, sequences) in zip(loss_counts, total.tolist(), strict=True)
+        ]
+        return counts, int(total[:, 0].sum())
+
+    def reference_logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
+        assert self.reference is not None, "the algorithm keeps no reference policy"
+        return [self._score(self.reference, micro) for micro in micro_batches]
 
     def logprobs(self, micro_batches: list[MicroBatch]) -> list[FloatArray]:
         return [self._score(self.policy, micro) for micro in micro_batches]
@@ -160,50 +217,59 @@ class PolicyRank(ABC, Generic[PolicyModule]):
     def _forward_backward(
         self,
         micro: MicroBatch,
-        num_loss_tokens: int,
-        num_loss_sequences: int,
+        counts: LossCounts,
         metrics: StepMetrics,
         *,
         is_first: bool,
     ) -> None:
         """Adds one micro-batch's gradient and metrics. `is_first`: of the mini-batch before any update of the step."""
-
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(self.device)
-
         logprobs, entropy = self.policy(micro, micro.loss_mask)
-        loss_mask, rollout_logprobs = tensor(micro.loss_mask), tensor(micro.rollout_logprobs)
         if self.old_logprobs is OldLogprobs.rollout:
-            old_logprobs = rollout_logprobs
+            old_logprobs = self._tensor(micro.rollout_logprobs)
         elif is_first:
             old_logprobs = logprobs.detach()
         else:
             assert micro.old_logprobs is not None
-            old_logprobs = tensor(micro.old_logprobs)
-        output = self.algorithm.loss(
-            LossInputs(
-                logprobs=logprobs,
-                entropy=entropy,
-                old_logprobs=old_logprobs,
-                rollout_logprobs=rollout_logprobs,
-                ref_logprobs=None if micro.ref_logprobs is None else tensor(micro.ref_logprobs),
-                advantages=tensor(micro.advantages),
-                loss_mask=loss_mask,
-                cu_seqlens=tensor(micro.cu_seqlens),
-                num_loss_tokens=num_loss_tokens,
-                num_loss_sequences=num_loss_sequences,
-            )
-        )
+            old_logprobs = self._tensor(micro.old_logprobs)
+        inputs = self._loss_inputs(micro, logprobs, entropy, old_logprobs, counts)
+        output = self.algorithm.loss(inputs)
         output.loss.backward()
         tokens_run = int(micro.loss_mask.sum())
         metrics.add_mean("train/loss", output.loss.detach(), count=0.0)
-        metrics.add_mean("train/entropy", entropy[loss_mask].sum(), tokens_run)
+        metrics.add_mean("train/entropy", entropy.detach()[inputs.loss_mask].sum(), tokens_run)
         for key, total in output.token_sums.items():
             metrics.add_mean(key, total, tokens_run)
+        for key, total in output.sequence_sums.items():
+            metrics.add_mean(key, total, micro.num_loss_sequences)
         for key, value in output.maxima.items():
             metrics.add_max(key, value)
         if is_first:
-            _add_mismatch(metrics, logprobs.detach(), rollout_logprobs, micro)
+            _add_mismatch(metrics, logprobs.detach(), inputs.rollout_logprobs, micro)
+            _add_pass_difference(metrics, logprobs.detach(), micro)
+
+    def _loss_inputs(
+        self,
+        micro: MicroBatch,
+        logprobs: torch.Tensor,
+        entropy: torch.Tensor,
+        old_logprobs: torch.Tensor,
+        counts: LossCounts,
+    ) -> LossInputs:
+        return LossInputs(
+            logprobs=logprobs,
+            entropy=entropy,
+            old_logprobs=old_logprobs,
+            rollout_logprobs=self._tensor(micro.rollout_logprobs),
+            ref_logprobs=None if micro.ref_logprobs is None else self._tensor(micro.ref_logprobs),
+            advantages=self._tensor(micro.advantages),
+            loss_mask=self._tensor(micro.loss_mask),
+            cu_seqlens=self._tensor(micro.cu_seqlens),
+            group_loss_tokens=self._tensor(micro.group_loss_tokens),
+            counts=counts,
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _update(self, lr: float) -> float:
         """Clips, updates and zeroes gradients; returns the global norm before clipping.
@@ -322,6 +388,19 @@ def _add_mismatch(
         log_ratio = (logprobs - rollout_logprobs)[chosen]
         bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         metrics.add_mean(f"{key}/kl_k3", (torch.expm1(bounded) - bounded).sum(), int(mask.sum()))
+        if key == "offpolicy":
+            ratio = bounded.double().exp()
+            metrics.add_mean("offpolicy/ratio_mean", ratio.sum(), int(mask.sum()))
+            metrics.add_mean("offpolicy/ratio_square_mean", ratio.square().sum(), int(mask.sum()))
         if key == "mismatch":
             largest = log_ratio.abs().max() if len(log_ratio) else -math.inf
             metrics.add_max("mismatch/logprob_diff_max", largest)
+
+
+def _add_pass_difference(metrics: StepMetrics, logprobs: torch.Tensor, micro: MicroBatch) -> None:
+    """Between the pass for old log-probs and the one that trains, on equal weights; nothing where there was no pass."""
+    largest: torch.Tensor | float = -math.inf
+    if micro.old_logprobs is not None and micro.loss_mask.any():
+        chosen = torch.from_numpy(micro.loss_mask).to(logprobs.device)
+        largest = (logprobs - torch.from_numpy(micro.old_logprobs).to(logprobs.device))[chosen].abs().max()
+    metrics.add_max("train/old_logprob_difference_max", largest)

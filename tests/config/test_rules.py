@@ -20,10 +20,14 @@ from rl.config.schema import ConfigError, RunConfig
 # Key -> values just outside its range, and values just inside.
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "algorithm.prompts_per_step": ([0, -1], [1]),
-    "algorithm.group_size": ([1, 0], [2]),
+    "algorithm.group_size": ([0, -1], [1]),
     "algorithm.clip_low": ([0.0, 1.0], [0.2]),
     "algorithm.clip_high": ([0.0], [0.01, 5.0]),
     "algorithm.kl_coef": ([-0.1], [0.0]),
+    "algorithm.entropy_coef": ([-0.1], [0.0]),
+    "algorithm.gamma": ([0.0, 1.1], [1.0]),
+    "algorithm.max_sampled_batches": ([0], [1]),
+    "algorithm.overlong_penalty": ([-0.1], [0.0]),
     "backend.trainer.optimizer.lr": ([0.0, -1e-6], [1e-9]),
     "backend.trainer.optimizer.lr_warmup_updates": ([-1], [0]),
     "backend.trainer.optimizer.beta1": ([1.0, -0.1], [0.0, 0.9]),
@@ -72,6 +76,13 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
+ALGORITHM_OF = {
+    "algorithm.gamma": ["algorithm=reinforce_pp"],
+    "algorithm.max_sampled_batches": ["algorithm=dapo"],
+    "algorithm.overlong_penalty": ["algorithm=dapo"],
+}
+"""Keys that only one algorithm has."""
+
 GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
 EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
 
@@ -104,9 +115,9 @@ def test_a_range_refuses_what_is_outside_and_takes_what_is_inside(key):
     outside, inside = VALUES[key]
     for value in outside:
         with pytest.raises(ConfigError, match=rf"^{key}={value} is out of range: it must be "):
-            check_ranges(put(config_with("backend/rollout=vllm"), key, value))
+            check_ranges(put(config_with("backend/rollout=vllm", *ALGORITHM_OF.get(key, [])), key, value))
     for value in inside:
-        check_ranges(put(config_with("backend/rollout=vllm"), key, value))
+        check_ranges(put(config_with("backend/rollout=vllm", *ALGORITHM_OF.get(key, [])), key, value))
 
 
 def test_the_quickstart_obeys_every_rule():
@@ -135,6 +146,24 @@ def test_the_quickstart_obeys_every_rule():
             ["placement=fully_async", "placement.in_flight=continue_on_new_weights"],
             r"in_flight=continue_on_new_weights needs algorithm\.old_logprobs=rollout \(got trainer\)",
         ),
+        (["algorithm.group_size=1"], r"algorithm\.group_size=1 must be at least 2: .*algorithm=reinforce_pp"),
+        (
+            ["algorithm=cispo", "placement=fully_async", "algorithm.old_logprobs=trainer"],
+            r"old_logprobs=trainer with algorithm=cispo and answers that may be 1 version",
+        ),
+        (
+            ["algorithm=dapo", "algorithm.response_limit=99"],
+            r"response_limit=99 must be task\.sampling\.max_new_tokens=",
+        ),
+        (["algorithm=dapo", "algorithm.overlong_buffer=99"], r"overlong_buffer=99 must be between 0 and"),
+        (["algorithm.dual_clip=1.2"], r"algorithm\.dual_clip=1\.2 must be above 1 \+ clip_high = 1\.2"),
+        (["algorithm=cispo", "algorithm.weight_high=1"], r"weight_low=0\.0 and weight_high=1\.0 are out of range"),
+        (
+            ["algorithm.aggregation=seq_mean_token_sum_norm"],
+            r"horizon=None with algorithm\.aggregation=seq_mean_token_sum_norm",
+        ),
+        (["algorithm.horizon=8"], r"horizon=8 with algorithm\.aggregation=token_mean"),
+        (["algorithm=dr_grpo", "algorithm.horizon=0"], r"horizon=0 is out of range"),
         (["stream.window=63"], r"stream\.window=63 must be at least algorithm\.prompts_per_step=64"),
         (["stream.window=65"], r"stream\.window=65 is more than the 64 groups"),
         (["placement=fully_async", "stream.window=129"], r"stream\.window=129 is more than the 128 groups"),

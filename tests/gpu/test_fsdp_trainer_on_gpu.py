@@ -46,7 +46,7 @@ def batch(seed: int = 0):
 
 def step(of: FSDPTrainer, seed: int = 0):
     made = batch(seed)
-    return of.step([ranks[0] for ranks in made.mini_batches], made.num_loss_tokens, made.num_loss_sequences)
+    return of.step([ranks[0] for ranks in made.mini_batches], made.loss_counts)
 
 
 def weights(of: FSDPTrainer) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ def packed(groups: list[RolloutGroup], **changed) -> TrainBatch:
 
 
 def step(of, batch: TrainBatch) -> StepStats:
-    return of.step([ranks[0] for ranks in batch.mini_batches], batch.num_loss_tokens, batch.num_loss_sequences)
+    return of.step([ranks[0] for ranks in batch.mini_batches], batch.loss_counts)
 
 
 def weights(of) -> dict[str, torch.Tensor]:

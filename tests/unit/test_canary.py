@@ -27,6 +27,7 @@ from rl.config.schema import (
     Packing,
     RunConfig,
 )
+from rl.config.sentinels import SentinelsConfig
 from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.colocated import Colocated
@@ -34,6 +35,7 @@ from rl.placement.fully_async import FullyAsync
 from rl.protocols import Bucket, PauseMode, UpdateManifest, UpdateSession
 from rl.rollout.local_engine import LocalEngine, LocalSampler
 from rl.run_folder import Checkpoints
+from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
@@ -163,6 +165,8 @@ def run_of(
         stream=GroupStream(values, task=task, engine=engine, algorithm=GRPO(algorithm)),
         evaluator=NoEvaluation(),
         canary=canary_of(config.canary, trainer, engine),
+        algorithm=GRPO(algorithm),
+        sentinels=Sentinels(SentinelsConfig(), compute_dtype=Dtype.float32),
         log=Rows(),
         checkpoints=Checkpoints(folder, keep_last=2),
         pack=_pack,

@@ -25,7 +25,13 @@ THIRD_PARTY = {
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
-CONFIG_DOOR = {"rl.config.schema", "rl.config.algorithms", "rl.config.tasks", "rl.config.build"}
+CONFIG_DOOR = {
+    "rl.config.schema",
+    "rl.config.algorithms",
+    "rl.config.sentinels",
+    "rl.config.tasks",
+    "rl.config.build",
+}
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
 BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.progress"} | CONFIG_DOOR
 
@@ -46,13 +52,15 @@ MODULES = {
     "rl.types": set(),
     "rl.protocols": {"rl.types"},
     "rl.config.algorithms": set(),
+    "rl.config.sentinels": set(),
     "rl.config.tasks": set(),
-    "rl.config.schema": {"rl.config.algorithms", "rl.config.tasks"},
+    "rl.config.schema": {"rl.config.algorithms", "rl.config.sentinels", "rl.config.tasks"},
+    "rl.sentinels": {"rl.config.schema", "rl.config.sentinels"},
     "rl.faults": set(),
     "rl.progress": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
-    "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary"},
+    "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary", "rl.sentinels"},
     "rl.run_folder": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.provenance": {"rl.config.schema"},
     "rl.exit_codes": {"rl.config.schema"},

@@ -16,13 +16,15 @@ import pytest
 from rl.algorithms.grpo import GRPO
 from rl.canary import Canary
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import CanaryConfig, FullyAsyncConfig, InFlight, Packing, RunConfig, StreamConfig
+from rl.config.schema import CanaryConfig, Dtype, FullyAsyncConfig, InFlight, Packing, RunConfig, StreamConfig
+from rl.config.sentinels import SentinelsConfig
 from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.fully_async import PAUSE_MODES, FullyAsync
 from rl.protocols import Bucket, EngineCapabilities, PauseMode, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.sampler import Outcome, Part, Sampled, part_seed
+from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import pack
 from rl.types import (
@@ -229,6 +231,8 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
         canary=Canary(
             CanaryConfig(every=0), bound=1.0, prompts=[], sampling=values.sampling, engine=engine, trainer=trainer
         ),
+        algorithm=GRPO(algorithm),
+        sentinels=Sentinels(SentinelsConfig(), compute_dtype=Dtype.float32),
         log=Rows(),
         checkpoints=NoCheckpoints(),
         pack=lambda groups, version: pack(

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from rl.algorithms.losses import bounded, clipped_surrogate, k3, kl_estimate
-from rl.config.algorithms import KlEstimator
+from rl.algorithms.losses import LossTokens, bounded, clipped_surrogate, k3, kl_estimate, loss_weights
+from rl.config.algorithms import Aggregation, KlEstimator, KlGradient
+from tests.made_losses import loss_inputs
 
 
 @pytest.mark.parametrize(
@@ -22,13 +23,31 @@ from rl.config.algorithms import KlEstimator
 )
 def test_clipped_surrogate_by_hand(ratio, advantage, clip_low, clip_high, loss, gradient, low, high):
     ratios = torch.tensor([ratio], requires_grad=True)
-    losses, clipped_low, clipped_high = clipped_surrogate(
-        ratios, torch.tensor([advantage]), clip_low=clip_low, clip_high=clip_high
-    )
-    losses.sum().backward()
-    assert losses.item() == pytest.approx(loss)
+    clipped = clipped_surrogate(ratios, torch.tensor([advantage]), clip_low=clip_low, clip_high=clip_high)
+    clipped.losses.sum().backward()
+    assert clipped.losses.item() == pytest.approx(loss)
     assert ratios.grad is not None and ratios.grad.item() == pytest.approx(gradient)
-    assert (clipped_low.item(), clipped_high.item()) == (low, high)
+    assert (clipped.low.item(), clipped.high.item(), clipped.dual.item()) == (low, high, False)
+
+
+def test_each_bound_of_a_dual_clip_takes_its_own_token():
+    """Ratios 1.5, 0.5 and 10 with advantages +1, -1 and -1: held above, below, and at c = 3."""
+    ratios = torch.tensor([1.5, 0.5, 10.0, 1.5], requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, -1.0, -1.0])
+    clipped = clipped_surrogate(ratios, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    clipped.losses.sum().backward()
+    assert clipped.losses.tolist() == pytest.approx([-1.28, 0.8, 3.0, 1.5])
+    assert [c.tolist() for c in (clipped.high, clipped.low, clipped.dual)] == [
+        [True, False, False, False],
+        [False, True, False, False],
+        [False, False, True, False],
+    ]
+    assert ratios.grad is not None and ratios.grad.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_a_dual_clip_leaves_positive_advantages_alone():
+    clipped = clipped_surrogate(torch.tensor([10.0, 1.1]), torch.ones(2), clip_low=0.2, clip_high=20.0, dual_clip=3.0)
+    assert clipped.losses.tolist() == pytest.approx([-10.0, -1.1]) and not clipped.dual.any()
 
 
 @pytest.mark.parametrize(
@@ -91,9 +110,67 @@ def test_mean_gradient_of_each_kl_term_over_all_symbols(estimator, exact):
 
 
 @pytest.mark.parametrize("estimator", list(KlEstimator))
+def test_an_unbiased_kl_term_has_the_value_of_its_estimator_and_the_mean_gradient_of_the_kl(estimator):
+    logits = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    logprobs = logits.log_softmax(0)
+    values = kl_estimate(logprobs, reference.log(), estimator, KlGradient.unbiased)
+    torch.testing.assert_close(values, kl_estimate(logprobs, reference.log(), estimator))
+    (gradient,) = torch.autograd.grad((logprobs.exp().detach() * values).sum(), logits)
+    p = logits.softmax(0)
+    (expected,) = torch.autograd.grad((p * (p / reference).log()).sum(), logits)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("estimator", list(KlEstimator))
 def test_mean_of_k1_and_k3_is_the_kl(estimator):
     p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([0.15, 0.5, 0.35])
     estimate = (p * kl_estimate(p.log(), q.log(), estimator)).sum()
     kl = (p * (p / q).log()).sum()
     tolerance = 0.1 if estimator is KlEstimator.k2 else 1e-5  # k2 is right to second order
     assert estimate.item() == pytest.approx(kl.item(), rel=tolerance)
+
+
+# Two groups: A of one answer of 2 tokens and loss 1, B of two answers of 2 and 6 tokens and loss 0 but for 0.6 on one.
+TOKEN_LOSSES = [[1.0, 1.0], [0.0, 0.0], [0.6, 0.0, 0.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        (Aggregation.token_mean, 2.6 / 10),
+        (Aggregation.prompt_mean_token_mean, (2 / 2 + 0.6 / 8) / 2),
+        (Aggregation.seq_mean_token_mean, (2 / 2 + 0 / 2 + 0.6 / 6) / 3),
+        (Aggregation.seq_mean_token_sum, 2.6 / 3),
+        (Aggregation.seq_mean_token_sum_norm, 2.6 / 3 / 20),
+    ],
+)
+def test_aggregations_by_hand(aggregation, expected):
+    inputs = loss_inputs(TOKEN_LOSSES, advantages=[0.0] * 3, groups=[0, 1, 1])
+    tokens = LossTokens.of(inputs)
+    weights = loss_weights(tokens, inputs.counts, aggregation, 20)
+    assert (weights * tokens.logprobs).sum().item() == pytest.approx(expected)
+
+
+def test_the_two_token_means_of_the_documentation():
+    """Group A of 2 tokens of loss 1, group B of 8 of loss 0: 0.2 over the batch, 0.5 over prompts."""
+    inputs = loss_inputs([[1.0] * 2, [0.0] * 8], advantages=[0.0] * 2, groups=[0, 1])
+    tokens = LossTokens.of(inputs)
+    for aggregation, expected in ((Aggregation.token_mean, 0.2), (Aggregation.prompt_mean_token_mean, 0.5)):
+        weights = loss_weights(tokens, inputs.counts, aggregation)
+        assert (weights * tokens.logprobs).sum().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("aggregation", list(Aggregation))
+def test_a_masked_answer_is_in_no_denominator(aggregation):
+    """Answers of 4 and 6 tokens, the second masked: as if it were not there."""
+    whole = loss_inputs([[1.0, 2.0, 3.0, 4.0]], advantages=[0.0])
+    masked = loss_inputs(
+        [[1.0, 2.0, 3.0, 4.0], [math.nan] * 6], advantages=[0.0] * 2, groups=[0, 1], mask=[[True] * 4, [False] * 6]
+    )
+    results = []
+    for inputs in (whole, masked):
+        tokens = LossTokens.of(inputs)
+        results.append((loss_weights(tokens, inputs.counts, aggregation, 8) * tokens.logprobs).sum().item())
+    assert masked.counts.tokens == 4
+    assert results[0] == results[1] > 0

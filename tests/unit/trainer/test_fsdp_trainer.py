@@ -51,7 +51,7 @@ def packed(groups: list[RolloutGroup], **settings) -> TrainBatch:
 
 
 def step(of: FSDPTrainer, batch: TrainBatch) -> StepStats:
-    return of.step([ranks[0] for ranks in batch.mini_batches], batch.num_loss_tokens, batch.num_loss_sequences)
+    return of.step([ranks[0] for ranks in batch.mini_batches], batch.loss_counts)
 
 
 def weights(of: FSDPTrainer) -> dict[str, torch.Tensor]:
@@ -119,7 +119,7 @@ def test_gradient_is_that_of_the_loss_written_out(tiny_qwen3):
         ids = torch.from_numpy(rollout.token_ids).long()
         logprobs = model(input_ids=ids.unsqueeze(0)).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         total = total - rollout.advantage * logprobs[torch.from_numpy(rollout.loss_mask[1:])].sum()
-    (total / batch.num_loss_tokens[0]).backward()
+    (total / batch.loss_counts[0].tokens).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
 
@@ -136,6 +136,7 @@ def test_recompute_really_runs_layers_again(tiny_qwen3):
     runs = {}
     for recompute in (False, True):
         run = trainer(tiny_qwen3, recompute=recompute)
+        run.has_checked_padding = True
         count = []
         run.model.base_model.layers[0].self_attn.register_forward_hook(lambda *_, count=count: count.append(1))
         step(run, packed(made_batch(1, 2)))

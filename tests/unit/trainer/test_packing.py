@@ -8,7 +8,7 @@ import pytest
 from rl.config.schema import Packing
 from rl.loggers.names import unlisted
 from rl.trainer.packing import pack, pack_to_score
-from rl.types import FinishReason, MicroBatch, TrainBatch
+from rl.types import FinishReason, LossCounts, MicroBatch, TrainBatch
 from tests.made_groups import made_batch, made_group
 
 
@@ -56,8 +56,8 @@ def test_every_sequence_is_packed_exactly_once(num_ranks, max_tokens):
     for update, chosen in enumerate([groups[:3], groups[3:]]):
         expected = sorted(tuple(r.token_ids.tolist()) for g in chosen for r in g.rollouts)
         assert real_sequences(batch, update) == expected
-        assert batch.num_loss_tokens[update] == sum(r.num_response_tokens for g in chosen for r in g.rollouts)
-        assert batch.num_loss_sequences[update] == 12
+        assert batch.loss_counts[update].tokens == sum(r.num_response_tokens for g in chosen for r in g.rollouts)
+        assert batch.loss_counts[update].sequences == 12
 
 
 @pytest.mark.parametrize("packing", list(Packing))
@@ -67,7 +67,7 @@ def test_ranks_get_equal_counts_and_fillers_carry_no_loss(packing, num_groups):
     batch = packed(groups, num_ranks=4, max_tokens_per_micro_batch=12, packing=packing)
     (ranks,) = batch.mini_batches
     assert len({len(rank) for rank in ranks}) == 1 and len(ranks[0]) >= 1
-    assert sum(int(micro.loss_mask.sum()) for rank in ranks for micro in rank) == batch.num_loss_tokens[0]
+    assert sum(int(micro.loss_mask.sum()) for rank in ranks for micro in rank) == batch.loss_counts[0].tokens
     fillers = [micro for rank in ranks for micro in rank if not micro.loss_mask.any()]
     assert all(len(f.token_ids) > 1 and not f.advantages.any() and not f.rollout_logprobs.any() for f in fillers)
 
@@ -126,7 +126,7 @@ def test_skipped_rollouts_still_count_in_the_denominators():
     flat = made_group([1.0, 1.0], response_tokens=[3, 4], advantages=[0.0, 0.0], group_id=1)
     mixed = made_group([1.0, 0.0], response_tokens=[2, 5], advantages=[1.0, -1.0], group_id=2)
     batch = packed([flat, mixed], skip_zero_advantage=True)
-    assert batch.num_loss_tokens == [14] and batch.num_loss_sequences == [4]
+    assert batch.loss_counts == [LossCounts(tokens=14, sequences=4, groups=2)]
     assert len(real_sequences(batch, 0)) == 2
     assert batch.metrics["reward/uniform_group_fraction"] == 0.5
 
@@ -136,14 +136,14 @@ def test_an_update_of_skipped_rollouts_only_runs_one_filler_on_each_rank():
     batch = packed([flat], num_ranks=2, skip_zero_advantage=True)
     assert [len(rank) for rank in batch.mini_batches[0]] == [1, 1]
     assert not any(micro.loss_mask.any() for rank in batch.mini_batches[0] for micro in rank)
-    assert batch.num_loss_tokens == [7]
+    assert [counts.tokens for counts in batch.loss_counts] == [7]
 
 
 def test_an_empty_response_is_not_run_and_not_counted():
     group = made_group([1.0, 0.0], response_tokens=[2, 3], advantages=[1.0, -1.0])
     group.rollouts[1].loss_mask[:] = False
     batch = packed([group])
-    assert batch.num_loss_tokens == [2] and batch.num_loss_sequences == [1]
+    assert batch.loss_counts == [LossCounts(tokens=2, sequences=1, groups=1)]
     assert len(real_sequences(batch, 0)) == 1
 
 
