@@ -132,7 +132,7 @@ class PolicyGradient(ABC, Generic[Config]):
         part = self.surrogate(tokens)
         losses = part.losses
         part.token_sums["train/approx_kl"] = k3(tokens.log_ratio.detach()).sum()
-        if config.correction is not None:
+        if config.correction.is_active:
             is_bypass = config.old_logprobs is OldLogprobs.rollout
             policy = tokens.logprobs if is_bypass else tokens.old_logprobs
             corrected = correction(config.correction, policy - tokens.rollout_logprobs, tokens)
@@ -186,7 +186,7 @@ def _check_aggregation(config: TokenLossConfig) -> None:
 
 def _check_correction(config: AlgorithmConfig, *, has_ratio: bool) -> None:
     correction = config.correction
-    if correction is None:
+    if not correction.is_active:
         return
     if correction.high <= 0 or not 0 <= correction.low < correction.high:
         raise ConfigError(
@@ -197,11 +197,6 @@ def _check_correction(config: AlgorithmConfig, *, has_ratio: bool) -> None:
         raise ConfigError(
             f"algorithm.correction.low={correction.low} with outside=truncate: a small weight is not raised, since "
             "that would add what was hardly sampled. Use algorithm.correction.outside=mask, or low=0."
-        )
-    if correction.weights is WeightLevel.none and correction.geometric_low is correction.geometric_high is None:
-        raise ConfigError(
-            "algorithm.correction.weights=none without geometric bounds corrects nothing. Set one of them, or "
-            "algorithm.correction=null."
         )
     is_bypass = config.old_logprobs is OldLogprobs.rollout
     if has_ratio and is_bypass and correction.weights is not WeightLevel.none:

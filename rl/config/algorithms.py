@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
@@ -73,7 +73,7 @@ class WeightLevel(Enum):
     """What one importance weight is of. r is the trainer's policy over the engine's, token by token."""
 
     none = "none"
-    """No weights: every token counts 1."""
+    """Every token counts 1; answers may still be rejected by their geometric mean."""
     token = "token"
     """Each token's own r."""
     sequence = "sequence"
@@ -94,7 +94,7 @@ class CorrectionConfig:
     """Importance weights for what the engine samples with but the trainer would not: other kernels, other dtypes, older
     weights. A token of weight 0 stays in every denominator, so that rejecting much makes a small update."""
 
-    weights: WeightLevel = WeightLevel.token
+    weights: WeightLevel = WeightLevel.none
     outside: Outside = Outside.truncate
     low: float = 0.0
     """Lower bound of a weight; only with outside=mask."""
@@ -104,6 +104,12 @@ class CorrectionConfig:
     """Answers whose geometric mean of r is below get weight 0. None: no such bound."""
     geometric_high: float | None = None
     """Likewise above."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any weight can differ from 1."""
+        has_bounds = self.geometric_low is not None or self.geometric_high is not None
+        return has_bounds or self.weights is not WeightLevel.none
 
 
 @dataclass
@@ -124,8 +130,7 @@ class AlgorithmConfig:
     """Of a KL in the loss."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy of the policy, at the sampling temperature, subtracted from the loss."""
-    correction: CorrectionConfig | None = None
-    """None: no importance weights."""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     @property
     def updates_per_step(self) -> int:

@@ -28,7 +28,7 @@ class SentinelsConfig:
     old_logprobs: SentinelConfig = field(default_factory=SentinelConfig)
     """Largest difference, in nats, between the pass for old log-probs and the training pass on equal weights."""
     padding: SentinelConfig = field(default_factory=SentinelConfig)
-    """Largest change, in nats, of a log-prob when other sequences and masked values change; read at the first step."""
+    """Largest change, in nats, of a log-prob when other sequences and masked values change; found at the first step."""
     mismatch: SentinelConfig = field(default_factory=partial(SentinelConfig, 0.01))
     """Largest k3 between engine and trainer of equal weights, in nats. In bypass mode it is in every policy ratio."""
     nonfinite: SentinelConfig = field(default_factory=partial(SentinelConfig, 0.0))

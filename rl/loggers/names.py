@@ -122,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "sentinel/padding_leak",
         "nats",
-        "largest change of a log-prob when its neighbors in the pack change; infinite if masked values reach the loss",
+        "change of a log-prob when its neighbors in the pack change, found at the first step; null: masked values leak",
         reduction=Reduction.MAX,
     ),
     Metric("sentinel/trips", "sentinels", "values past their limit, see `sentinels`", (0.0, 0.0)),

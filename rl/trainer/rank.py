@@ -69,7 +69,8 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         self.rank, self.num_ranks = rank, num_ranks
         self.total_updates = total_updates
         self.num_updates_done = 0
-        self.has_checked_padding = False
+        self.padding_leak: float | None = None
+        """None: not checked yet."""
         self.compute_dtype: torch.dtype = getattr(torch, config.compute_dtype.value)
         self.device = join_ranks(
             device=device,
@@ -105,8 +106,9 @@ class PolicyRank(ABC, Generic[PolicyModule]):
     def step(self, mini_batches: list[list[MicroBatch]], loss_counts: list[LossCounts]) -> StepStats:
         """One optimizer update per mini-batch. Token means are over the loss tokens that were run."""
         metrics = StepMetrics()
-        if not self.has_checked_padding:
-            self._check_padding(mini_batches[0][0], metrics)
+        if self.padding_leak is None:
+            self.padding_leak = self._find_padding_leak(mini_batches[0][0])
+        metrics.add_max("sentinel/padding_leak", self.padding_leak)
         seconds = {"old_logprobs": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -157,14 +159,16 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             if len(mini_batches) > 1:
                 mini_batches[0][0].old_logprobs = self._score(self.policy, mini_batches[0][0])
 
-    def _check_padding(self, micro: MicroBatch, metrics: StepMetrics) -> None:
-        """Two more forward passes, once: what a sequence must not depend on is changed, and nothing may change."""
-        self.has_checked_padding = True
+    def _find_padding_leak(self, micro: MicroBatch) -> float:
+        """Two forward passes, once in a trainer's life: what a sequence must not depend on is changed in between.
+
+        The largest change of a log-prob that follows; infinite where a loss over masked values changes.
+        """
         poisoned, kept = poison(micro)
         clean, changed = self._score(self.policy, micro), self._score(self.policy, poisoned)
         leak = float(np.abs(clean - changed)[kept].max()) if kept.any() else -math.inf
         losses = [self._share_of_loss(of, clean) for of in (micro, poisoned)]
-        metrics.add_max("sentinel/padding_leak", leak if losses[0] == losses[1] else math.inf)
+        return leak if losses[0] == losses[1] else math.inf
 
     @torch.no_grad()
     def _share_of_loss(self, micro: MicroBatch, logprobs: FloatArray) -> float:

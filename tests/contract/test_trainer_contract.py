@@ -243,6 +243,15 @@ async def test_logprobs_equal_those_of_plain_transformers(trainer, tmp_path):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_reference_logprobs_are_those_of_the_initial_policy(trainer, tiny_qwen3):
+    prompts, rollouts = prompts_and_rollouts(groups_of_all_kinds())
+    await trainer.step(batch(trainer.num_ranks, 5))
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen3)
+    for values, rollout in zip(await trainer.reference_logprobs(prompts, rollouts), rollouts, strict=True):
+        np.testing.assert_allclose(values, logprobs_of(model, rollout, rollout.temperature), atol=1e-5)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
 async def test_logprobs_leave_the_trainer_as_it_was(trainer, tmp_path):
     """Also where there are fewer rollouts than ranks."""
     await trainer.save(tmp_path)

@@ -43,14 +43,16 @@ CONFIGS: dict[str, AlgorithmConfig] = {
     "grpo_kl_unbiased": GRPOConfig(
         **SIZES, kl_coef=0.1, kl_estimator=KlEstimator.k1, kl_gradient=KlGradient.unbiased, entropy_coef=0.01
     ),
-    "grpo_token_weights": GRPOConfig(**SIZES, correction=CorrectionConfig()),
+    "grpo_token_weights": GRPOConfig(**SIZES, correction=CorrectionConfig(WeightLevel.token)),
     "grpo_sequence_weights": GRPOConfig(
         **SIZES, correction=CorrectionConfig(WeightLevel.sequence, Outside.mask, 0.3, 3.0, geometric_high=1.5)
     ),
     "dr_grpo": DrGRPOConfig(**SIZES, horizon=10),
     "dapo": DAPOConfig(**SIZES, response_limit=10),
     "rloo": RLOOConfig(**SIZES),
-    "rloo_bypass": RLOOConfig(**SIZES, old_logprobs=OldLogprobs.rollout, correction=CorrectionConfig()),
+    "rloo_bypass": RLOOConfig(
+        **SIZES, old_logprobs=OldLogprobs.rollout, correction=CorrectionConfig(WeightLevel.token)
+    ),
     "reinforce_pp": ReinforcePPConfig(**SIZES),
     "reinforce_pp_baseline": ReinforcePPBaselineConfig(**SIZES, kl_coef=0.1),
     "gspo": GSPOConfig(**SIZES, clip_low=0.1, clip_high=0.1),

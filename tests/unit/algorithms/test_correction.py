@@ -31,14 +31,14 @@ def corrected(config: CorrectionConfig, ratios: list[list[float]] = RATIOS) -> C
 @pytest.mark.parametrize(
     ("config", "weights"),
     [
-        (CorrectionConfig(high=2.0), [1.0, 2.0, 0.9, 1.1]),
-        (CorrectionConfig(outside=Outside.mask, high=2.0), [1.0, 0.0, 0.9, 1.1]),
-        (CorrectionConfig(outside=Outside.mask, low=0.95, high=10.0), [1.0, 6.0, 0.0, 1.1]),
+        (CorrectionConfig(WeightLevel.token, high=2.0), [1.0, 2.0, 0.9, 1.1]),
+        (CorrectionConfig(WeightLevel.token, outside=Outside.mask, high=2.0), [1.0, 0.0, 0.9, 1.1]),
+        (CorrectionConfig(WeightLevel.token, outside=Outside.mask, low=0.95, high=10.0), [1.0, 6.0, 0.0, 1.1]),
         (CorrectionConfig(WeightLevel.sequence, high=2.0), [2.0, 2.0, 0.99, 0.99]),
         (CorrectionConfig(WeightLevel.sequence, Outside.mask, high=2.0), [0.0, 0.0, 0.99, 0.99]),
         (CorrectionConfig(WeightLevel.none, geometric_high=2.0), [0.0, 0.0, 1.0, 1.0]),
         (CorrectionConfig(WeightLevel.none, geometric_low=1.0), [1.0, 1.0, 0.0, 0.0]),
-        (CorrectionConfig(high=2.0, geometric_low=0.9), [1.0, 2.0, 0.9, 1.1]),
+        (CorrectionConfig(WeightLevel.token, high=2.0, geometric_low=0.9), [1.0, 2.0, 0.9, 1.1]),
     ],
 )
 def test_weights_by_hand(config, weights):
@@ -46,7 +46,7 @@ def test_weights_by_hand(config, weights):
 
 
 def test_shares_outside_are_counted_before_the_cap():
-    algorithm = GRPO(GRPOConfig(**SIZES, correction=CorrectionConfig(high=2.0)))
+    algorithm = GRPO(GRPOConfig(**SIZES, correction=CorrectionConfig(WeightLevel.token, high=2.0)))
     rollout = [[-math.log(r) for r in row] for row in RATIOS]
     output = algorithm.loss(loss_inputs([[0.0, 0.0]] * 2, rollout=rollout, advantages=[1.0, 1.0]))
     assert output.token_sums["correction/outside_fraction"].item() == 1  # of 4 tokens
@@ -56,7 +56,7 @@ def test_shares_outside_are_counted_before_the_cap():
 
 
 def test_a_weight_scales_the_loss_and_is_not_differentiated():
-    config = GRPOConfig(**SIZES, correction=CorrectionConfig(high=2.0))
+    config = GRPOConfig(**SIZES, correction=CorrectionConfig(WeightLevel.token, high=2.0))
     inputs = loss_inputs([[0.0, 0.0]], old=[[0.0, 0.0]], rollout=[[0.0, -math.log(6.0)]], advantages=[1.0])
     loss = GRPO(config).loss(inputs).loss
     assert loss.item() == pytest.approx(-(1.0 + 2.0) / 2)
@@ -75,7 +75,7 @@ def test_in_bypass_mode_a_weight_is_that_of_the_policy_itself():
     """Three policies: log-probs 0 (policy), -log 2 (old), -log 6 (engine): weights 3 of the old, 6 of the policy."""
     inputs = loss_inputs([[0.0]], old=[[-math.log(2.0)]], rollout=[[-math.log(6.0)]], advantages=[1.0])
     for old, expected in ((OldLogprobs.trainer, 3.0), (OldLogprobs.rollout, 6.0)):
-        config = RLOOConfig(**SIZES, old_logprobs=old, correction=CorrectionConfig(high=10.0))
+        config = RLOOConfig(**SIZES, old_logprobs=old, correction=CorrectionConfig(WeightLevel.token, high=10.0))
         assert gradient(inputs, RLOO(config).loss(inputs).loss).item() == pytest.approx(-expected)
 
 
@@ -88,10 +88,12 @@ def test_a_far_log_ratio_is_bounded_before_exp(level):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"old_logprobs": OldLogprobs.rollout, "correction": CorrectionConfig()}, "count the difference twice"),
-        ({"correction": CorrectionConfig(high=0.0)}, "0 <= low < high"),
-        ({"correction": CorrectionConfig(low=0.5)}, "outside=truncate"),
-        ({"correction": CorrectionConfig(WeightLevel.none)}, "corrects nothing"),
+        (
+            {"old_logprobs": OldLogprobs.rollout, "correction": CorrectionConfig(WeightLevel.token)},
+            "count the difference twice",
+        ),
+        ({"correction": CorrectionConfig(WeightLevel.token, high=0.0)}, "0 <= low < high"),
+        ({"correction": CorrectionConfig(WeightLevel.token, low=0.5)}, "outside=truncate"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -102,3 +104,9 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_bypass_may_reject_whole_answers():
     config = CorrectionConfig(WeightLevel.none, geometric_high=2.0)
     GRPO(GRPOConfig(**SIZES, old_logprobs=OldLogprobs.rollout, correction=config))
+
+
+def test_without_weights_and_bounds_nothing_is_corrected_and_nothing_is_reported():
+    inputs = loss_inputs([[0.0, 0.0]], rollout=[[-1.0, -3.0]], advantages=[1.0])
+    output = GRPO(GRPOConfig(**SIZES)).loss(inputs)
+    assert output.loss.item() == -1.0 and not any("correction" in key for key in output.token_sums)

@@ -136,7 +136,7 @@ def test_recompute_really_runs_layers_again(tiny_qwen3):
     runs = {}
     for recompute in (False, True):
         run = trainer(tiny_qwen3, recompute=recompute)
-        run.has_checked_padding = True
+        run.padding_leak = 0.0
         count = []
         run.model.base_model.layers[0].self_attn.register_forward_hook(lambda *_, count=count: count.append(1))
         step(run, packed(made_batch(1, 2)))

@@ -1,0 +1,48 @@
+"""Every algorithm trains the quickstart's policy by the command, with the options that reach furthest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl.config.register import option_names
+from rl.loggers.jsonl import read_metrics
+from tests.command import rl, run_ok
+
+ALGORITHMS = option_names("algorithm")
+SHORT = ["steps=3", "evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every=0"]
+
+
+def rows_of(tmp_path: Path, warm_model: Path, *words: str) -> list[dict]:
+    model = ["model=hf", f"model.path={warm_model}"]
+    run_ok("experiment=quickstart", *model, *SHORT, *words, f"output_dir={tmp_path / 'run'}", cwd=tmp_path)
+    return [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_without_a_sentinel_that_trips(name, warm_model, tmp_path):
+    rows = rows_of(tmp_path, warm_model, f"algorithm={name}")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["train/skipped_updates"] == 0 and row["sentinel/trips"] == 0 for row in rows)
+    assert all(row["train/grad_norm"] > 0 and row["offpolicy/effective_sample_fraction"] > 0.99 for row in rows)
+    if name == "dapo":
+        assert rows[-1]["rollout/groups_started"] > rows[-1]["rollout/groups_trained"]
+        assert all(row["reward/uniform_group_fraction"] == 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_kl_in_the_reward_is_measured_against_the_initial_policy(warm_model, tmp_path):
+    rows = rows_of(tmp_path, warm_model, "algorithm=rloo", "algorithm.kl_coef=0.05")
+    kl = [row["reward/kl_ref"] for row in rows]
+    assert kl[0] == pytest.approx(0.0, abs=1e-5) and abs(kl[-1]) > 1e-4
+    assert all(row["time/reference_s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_sentinel_stops_the_run_after_its_row(warm_model, tmp_path):
+    words = ["sentinels.entropy.limit=100", "sentinels.entropy.action=stop", f"output_dir={tmp_path / 'run'}"]
+    done = rl("experiment=quickstart", "model=hf", f"model.path={warm_model}", *SHORT, *words, cwd=tmp_path)
+    assert done.returncode != 0 and "sentinels.entropy.action=stop" in done.stdout + done.stderr
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")][-1] == 1
