@@ -23,7 +23,7 @@ from rl.config.algorithms import (
     WeightLevel,
 )
 from rl.config.schema import ConfigError
-from rl.protocols import LossInputs, LossOutput
+from rl.protocols import MAX_LOG_RATIO, LossInputs, LossOutput
 from rl.types import Rollout, RolloutGroup
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ class PolicyGradient(ABC, Generic[Config]):
             kl = kl_estimate(tokens.logprobs, tokens.ref_logprobs, config.kl_estimator, config.kl_gradient)
             losses = losses + config.kl_coef * kl
             part.token_sums["train/kl_ref"] = kl.detach().sum()
+            gap = (tokens.logprobs.detach() - tokens.ref_logprobs).abs()
+            part.token_sums["train/kl_bounded_fraction"] = (gap > MAX_LOG_RATIO).sum()
         if self.uses_entropy_gradient:
             losses = losses - config.entropy_coef * tokens.entropy
         weights = loss_weights(tokens, inputs.counts, *self.aggregation())

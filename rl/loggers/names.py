@@ -114,6 +114,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/approx_kl", "nats", "k3 estimate of KL(old policy, policy) over loss tokens", (-1e-6, 1.0)),
     Metric("train/kl_ref", "nats", "estimate of the KL to the reference policy over loss tokens"),
     Metric(
+        "train/kl_bounded_fraction",
+        "fraction",
+        "loss tokens whose log-ratio to the reference is past +-20, where k3 is bounded",
+        (0.0, 0.0),
+    ),
+    Metric(
         "train/old_logprob_difference_max",
         "nats",
         "largest difference between the pass for old log-probs and the training pass on equal weights; null: no pass",

@@ -30,6 +30,7 @@ from rl.config.algorithms import (
     WeightLevel,
 )
 from rl.config.build import build
+from rl.loggers.names import unlisted
 from rl.protocols import Algorithm, LossInputs
 from tests.made_groups import made_group
 from tests.made_losses import gradient, loss_inputs
@@ -230,6 +231,19 @@ def test_far_policies_have_finite_losses_and_gradients(name):
         inputs = made(values)
         output = algorithm_of(name).loss(inputs).loss
         assert output.isfinite() and gradient(inputs, output).isfinite().all(), gap
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_metric_of_a_loss_is_in_the_table(name):
+    output = algorithm_of(name).loss(made(random_values()))
+    assert unlisted([*output.token_sums, *output.maxima, *output.sequence_sums]) == []
+    assert "train/approx_kl" in output.token_sums
+
+
+def test_a_reference_far_away_is_counted():
+    values = random_values() | {"ref": [[-60.0] * n for n in LENGTHS]}
+    output = algorithm_of("grpo_paper").loss(made(values))
+    assert output.token_sums["train/kl_bounded_fraction"].item() == sum(LENGTHS)
 
 
 def test_an_entropy_bonus_pulls_on_the_entropy_with_its_coefficient():
