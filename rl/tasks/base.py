@@ -97,7 +97,7 @@ class ProblemTask:
             self._grade_training = shuffled(self.grade_truly, seed=seed)
 
     @classmethod
-    def hub_data(cls, config: TaskConfig) -> dict[str, DataConfig]:
+    def hub_data(cls, config: Any) -> dict[str, DataConfig]:
         """The published data sets that are read from a hub, by name, for those who fetch them in advance."""
         return {}
 
