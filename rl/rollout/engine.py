@@ -33,6 +33,8 @@ class _Call:
     group_id: int
     sampling: Sampling
     results: asyncio.Queue[tuple[_Sample, FinishReason] | EngineError] = field(default_factory=asyncio.Queue)
+    running: dict[Part, None] = field(default_factory=dict)
+    """Its share of the engine's running parts, in their order."""
     is_over: bool = False
     """Its caller has everything, or has left."""
 
@@ -127,6 +129,7 @@ class Engine:
             sample.version, sample.interruption = self._version, None
             sample.started = sample.started or time.monotonic()
             self._running[part] = sample
+            sample.call.running[part] = None
             parts.append(part)
         self._idle.clear()
         self._sampler.submit(parts)
@@ -135,13 +138,16 @@ class Engine:
         """Ends a call of `generate`, whose caller may have left before all its samples came."""
         call.is_over = True
         self._queued = [sample for sample in self._queued if sample.call is not call]
-        if self._death is None and self._lifecycle.phase is not Phase.CLOSED:
-            self._sampler.abort([part for part, sample in self._running.items() if sample.call is call])
+        if call.running and self._death is None and self._lifecycle.phase is not Phase.CLOSED:
+            self._sampler.abort(list(call.running))
 
     def _deliver(self, outcomes: Sequence[Outcome]) -> None:
         for part, result in outcomes:
             sample = self._running.pop(part, None)
-            if sample is None or sample.call.is_over:  # the engine has died or was closed, or the caller has left
+            if sample is None:  # the engine has died or was closed
+                continue
+            del sample.call.running[part]
+            if sample.call.is_over:  # the caller has left
                 continue
             if isinstance(result, EngineError):
                 sample.call.results.put_nowait(result)
