@@ -9,6 +9,11 @@ Admission alone bounds staleness: a group cannot start before the release of all
 predecessors. With max_staleness 0 the next batch starts only after `release()`, which follows the publish: strictly
 on-policy, with no special case. Taking groups as they finish, without a window, would break the bound; see
 RunConfig.staleness_bound.
+
+Over-sampling starts up to `max_surplus` groups more, so that an algorithm that filters need not wait for one round
+after another. What the batches up to the next publish have not taken of it has no share in the bound: as the last of
+these batches is taken, it is recalled, and starts anew on the next weights, first. So over-sampling changes how soon a
+batch is there, and at max_staleness 0 neither which groups it holds nor what they hold.
 """
 
 from __future__ import annotations
@@ -45,10 +50,11 @@ class _Slot:
     """None: not finished, or taken."""
     drop_reason: str | None = None
     is_taken: bool = False
+    is_recalled: bool = False
 
     @property
-    def is_in_flight(self) -> bool:
-        """Admitted, and neither taken nor dropped."""
+    def is_open(self) -> bool:
+        """Holds its place: neither taken nor dropped."""
         return not self.is_taken and self.drop_reason is None
 
 
@@ -60,7 +66,10 @@ class StreamConfigValues:
     sampling: Sampling
     prompts_per_step: int
     group_size: int
+    groups_per_publish: int
     max_admitted: int
+    max_surplus: int
+    """Over-sampled, on top of `max_admitted`."""
     window: int
     max_failed_fraction: float
     stall_timeout_s: float
@@ -68,9 +77,10 @@ class StreamConfigValues:
 
 @dataclass(slots=True)
 class Accounting:
-    """Groups since the run began: started = trained + dropped + in flight."""
+    """Prompts since the run began: started = trained + dropped + in flight."""
 
     started: int = 0
+    """The first so many of the training order. One that starts anew, recalled or after a resume, counts once."""
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
@@ -84,9 +94,12 @@ class GroupStream:
         self._slots: deque[_Slot] = deque()
         self._held = 0
         """Groups trained on and not yet released."""
-        self._next_index = 0
+        self._num_open = 0
+        """Of the slots."""
+        self._num_finished = 0
+        """Of the open slots: sampled, graded and kept."""
         self._again: deque[int] = deque()
-        """Group ids that a restored checkpoint had in flight, to be admitted first."""
+        """Group ids to be admitted first: a restored checkpoint had them in flight, or they were recalled."""
         self._progress = asyncio.Event()
         self._error: BaseException | None = None
         self._has_failed = asyncio.Event()
@@ -96,6 +109,8 @@ class GroupStream:
         self.accounting = Accounting()
         self._dropped_before: Counter[str] = Counter()
         """As of the last call of `metrics`."""
+        self._num_recalled = 0
+        """Since the last call of `metrics`."""
         self._busy = BusyTimer()
 
     async def __aenter__(self) -> GroupStream:
@@ -118,44 +133,102 @@ class GroupStream:
         Cancelled while it waits, it has taken nothing.
         """
         wanted = self._values.prompts_per_step
-        while len(finished := self._finished_in_window()[:wanted]) < wanted:
+        while len(finished := self._finished_in_window()) < wanted:
             self._progress.clear()
             try:
                 await asyncio.wait_for(self._progress.wait(), self._values.stall_timeout_s)
             except TimeoutError:
-                raise StreamError(self._stall_message(len(finished))) from None
+                raise StreamError(self._stall_message()) from None
+        await self._recall_surplus(finished)
+        return self._take(finished)
+
+    def _finished_in_window(self) -> list[_Slot]:
+        """Finished groups that the next batch may take, in admission order, P at most; none while there are fewer.
+
+        The window holds what this batch takes before the oldest unfinished group, that group, and the places after it.
+        Groups taken earlier keep their places there: the oldest is overtaken by `window - 1` others at most, over all
+        batches, and this is what bounds staleness. A window of one batch is first in, first out. Dropped groups have no
+        place in the window and free their slot at once, while the engine is awake.
+        """
+        self._raise_failure()
+        while self._slots and not self._slots[0].is_open:
+            self._count_if_dropped(self._slots.popleft())
+        self._admit()
+        wanted = self._values.prompts_per_step
+        if self._num_finished < wanted:
+            return []
+        finished: list[_Slot] = []
+        place, end = 0, None
+        for slot in self._slots:
+            if len(finished) == wanted or place == end:
+                break
+            if slot.drop_reason is not None:
+                continue
+            if slot.group is not None:
+                finished.append(slot)
+            elif not slot.is_taken and end is None:
+                end = place + self._values.window - len(finished)
+            place += 1
+        return finished
+
+    def _take(self, finished: list[_Slot]) -> list[RolloutGroup]:
+        """Drops that this batch passes are final, and count."""
         groups = []
         for slot in finished:
             assert slot.group is not None
             groups.append(slot.group)
             slot.group, slot.is_taken = None, True
-        self._held += wanted
-        self.accounting.trained += wanted
+        self._num_open -= len(finished)
+        self._num_finished -= len(finished)
+        self._held += len(finished)
+        self.accounting.trained += len(finished)
+        rest: deque[_Slot] = deque()
+        is_passed = True
+        for slot in self._slots:
+            if is_passed and slot.drop_reason is not None:
+                self._count_if_dropped(slot)
+            else:
+                rest.append(slot)
+            is_passed = is_passed and slot is not finished[-1]
+        self._slots = rest
         return groups
 
-    def _finished_in_window(self) -> list[_Slot]:
-        """Finished groups that the next batch may take, in admission order.
+    def _count_if_dropped(self, slot: _Slot) -> None:
+        if slot.drop_reason is not None:
+            self.accounting.dropped[slot.drop_reason] += 1
 
-        The window holds what this batch takes before the oldest unfinished group, that group, and the places after it.
-        Groups taken earlier keep their places there: the oldest is overtaken by `window - 1` others at most, over all
-        batches, and this is what bounds staleness. A window of one batch is first in, first out. Dropped groups leave
-        the window and free their slot at once, while the engine is awake.
+    async def _recall_surplus(self, finished: list[_Slot]) -> None:
+        """Ends what is in flight beyond the room that there is once `finished` are taken, and asks for it again later.
+
+        Before they are taken, so that a batch is either whole or still here, however this ends. Groups beyond that are
+        dropped already are recalled with the rest: whether they were judged in time must not decide what is trained on.
         """
-        self._raise_failure()
-        self._slots = deque(slot for slot in self._slots if slot.drop_reason is None)
-        while self._slots and self._slots[0].is_taken:
-            self._slots.popleft()
-        self._admit()
-        finished: list[_Slot] = []
-        end = None
-        for place, slot in enumerate(self._slots):
-            if place == end:
-                break
-            if slot.group is not None:
-                finished.append(slot)
-            elif not slot.is_taken and end is None:
-                end = place + self._values.window - len(finished)
-        return finished
+        if self._values.max_surplus == 0:
+            return
+        room = self._room(self._held + len(finished))
+        taken, num_left = set(map(id, finished)), len(finished)
+        recalled: list[_Slot] = []
+        for slot in self._slots:
+            if slot.is_taken or id(slot) in taken:
+                num_left -= not slot.is_taken
+            elif slot.drop_reason is None and room > 0:
+                room -= 1
+            elif slot.drop_reason is None or (room == 0 and num_left == 0):
+                recalled.append(slot)
+        for slot in recalled:
+            slot.is_recalled = True
+            self._num_open -= slot.is_open
+            self._num_finished -= slot.group is not None
+            slot.task.cancel()
+        self._slots = deque(slot for slot in self._slots if not slot.is_recalled)
+        self._again.extendleft(slot.group_id for slot in reversed(recalled))
+        self._num_recalled += len(recalled)
+        await asyncio.gather(*(slot.task for slot in recalled), return_exceptions=True)
+
+    def _room(self, num_held: int) -> int:
+        """Groups that may be in flight while `num_held` are taken and not released."""
+        is_publish_due = num_held >= self._values.groups_per_publish
+        return self._values.max_admitted - num_held + (0 if is_publish_due else self._values.max_surplus)
 
     def release(self) -> None:
         """Frees the slots of the groups taken since the last release: they are trained on and published."""
@@ -165,28 +238,30 @@ class GroupStream:
     def state(self) -> dict[str, Any]:
         """The position at a step boundary: what was admitted and not taken is asked for again."""
         return {
-            "next_index": self._next_index,
-            "in_flight": [slot.group_id for slot in self._slots if slot.is_in_flight] + list(self._again),
+            "next_index": self.accounting.started,
+            "in_flight": [slot.group_id for slot in self._slots if not slot.is_taken] + list(self._again),
             "trained": self.accounting.trained,
             "dropped": dict(self.accounting.dropped),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         assert not self._is_open, "restore before the stream starts"
-        self._next_index = int(state["next_index"])
         self._again = deque(int(group_id) for group_id in state["in_flight"])
         self.accounting.trained = int(state["trained"])
         self.accounting.dropped = Counter(state["dropped"])
         self._dropped_before = self.accounting.dropped.copy()
-        # Groups in flight at the checkpoint start again, and count once.
-        self.accounting.started = self.accounting.trained + sum(self.accounting.dropped.values())
+        self.accounting.started = int(state["next_index"])
 
     def metrics(self) -> dict[str, float]:
         accounting = self.accounting
         assert accounting.started == accounting.trained + accounting.dropped.total() + self.num_in_flight, accounting
+        assert self._num_open == sum(slot.is_open for slot in self._slots), "the slots in use are miscounted"
         dropped = accounting.dropped - self._dropped_before
         self._dropped_before = accounting.dropped.copy()
+        num_recalled, self._num_recalled = self._num_recalled, 0
+        surplus = {"rollout/surplus_groups": float(num_recalled)} if self._values.max_surplus else {}
         return {
+            **surplus,
             "rollout/groups_started": float(accounting.started),
             "rollout/groups_trained": float(accounting.trained),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in dropped.items()},
@@ -202,23 +277,23 @@ class GroupStream:
 
     @property
     def num_in_flight(self) -> int:
-        """Admitted groups that no batch has taken."""
-        return sum(slot.is_in_flight for slot in self._slots)
+        """Started groups that no batch has taken or passed; one that starts anew is among them all the while."""
+        return sum(not slot.is_taken for slot in self._slots) + len(self._again)
 
     def _admit(self) -> None:
         """Starts groups while slots are free, in one turn of the event loop, so that the engine gets them together."""
         if not self._is_open or self._error is not None:
             return
-        for _ in range(self._values.max_admitted - self._held - self.num_in_flight):
+        for _ in range(self._room(self._held) - self._num_open):
             if self._again:
                 group_id = self._again.popleft()
             else:
-                group_id, self._next_index = self._next_index, self._next_index + 1
+                group_id, self.accounting.started = self.accounting.started, self.accounting.started + 1
             task = asyncio.create_task(self._produce(group_id), name=f"group {group_id}")
             slot = _Slot(group_id, task)
             task.add_done_callback(lambda done, slot=slot: self._finish(slot, done))
             self._slots.append(slot)
-            self.accounting.started += 1
+            self._num_open += 1
 
     async def _produce(self, group_id: int) -> RolloutGroup | str:
         """The graded group, or the reason to drop it. The engine is asked before this first suspends."""
@@ -249,18 +324,21 @@ class GroupStream:
     def _finish(self, slot: _Slot, done: asyncio.Task[Any]) -> None:
         """Runs when a group's task ends, however it ends."""
         if done.cancelled():
-            if self._is_open:
+            if self._is_open and not slot.is_recalled:
                 self._fail(StreamError(f"group {slot.group_id} was cancelled from outside."))
             return
         error = done.exception()
         if error is not None:
             self._fail(error)
+        elif slot.is_recalled:
+            return  # it ended in the same moment
         elif isinstance(result := done.result(), str):
             slot.drop_reason = result
-            self.accounting.dropped[result] += 1
+            self._num_open -= 1
             self._recent_failures.append(result == "reward_error")
         else:
             slot.group = result
+            self._num_finished += 1
             self._recent_failures.append(False)
         self._progress.set()
 
@@ -283,11 +361,11 @@ class GroupStream:
                 f"errors of the grader, not wrong answers; the last one: {self._last_reward_error}"
             ) from self._last_reward_error
 
-    def _stall_message(self, num_taken: int) -> str:
-        waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.is_in_flight]
+    def _stall_message(self) -> str:
+        waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.is_open]
         return (
             f"no group finished for {self._values.stall_timeout_s:.0f} s (stream.stall_timeout_s) while the trainer "
-            f"waited for {self._values.prompts_per_step} and had {num_taken}; in flight: {waiting[:8]}"
+            f"waited for {self._values.prompts_per_step} and had {self._num_finished}; in flight: {waiting[:8]}"
             f"{'...' if len(waiting) > 8 else ''} ({len(waiting)} groups)."
         )
 

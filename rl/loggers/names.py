@@ -90,6 +90,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
     Metric(
+        "rollout/surplus_groups",
+        "groups",
+        "groups that stream.oversample started beyond the step's batch, to start anew on the next weights",
+        reduction=Reduction.SUM,
+    ),
+    Metric(
         "rollout/dropped/<reason>", "groups", "groups dropped for this reason, in this step", reduction=Reduction.SUM
     ),
     Metric("train/loss", "", "loss of the update, over the updates of the step"),

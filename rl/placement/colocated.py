@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from rl.config.schema import ColocatedConfig
 from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
-from rl.protocols import RolloutEngine, Trainer
+from rl.protocols import PauseMode, RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
 from rl.weights.transport import Transport
@@ -37,8 +37,11 @@ class Colocated:
     async def training(self) -> AsyncIterator[_Residency]:
         """Engine sleeps, trainer moves in; the publish moves weights once; trainer moves out, engine wakes.
 
-        After an error nothing is moved back: the run ends.
+        Requests whose caller has left, as that of a recalled group, end before the engine sleeps. After an error
+        nothing is moved back: the run ends.
         """
+        await self._engine.pause(PauseMode.WAIT)
+        await self._engine.resume()
         await self._engine.sleep()
         await self._trainer.onload()
         residency = _Residency(self._trainer, self._engine, self._transport)

@@ -113,9 +113,13 @@ def _work(config: RunConfig) -> list[str]:
         f"{sampling.max_new_tokens:,} new tokens; {updates} update(s)",
         f"per sequence: at most {most:,} tokens; {math.ceil(rollouts * most / updates):,} per update at most",
         _evaluation(config),
-        f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted, "
-        f"window {config.window:,}: staleness at most {config.staleness_bound}{_in_flight(config)}",
+        f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted"
+        f"{_surplus(config)}, window {config.window:,}: staleness at most {config.staleness_bound}{_in_flight(config)}",
     ]
+
+
+def _surplus(config: RunConfig) -> str:
+    return f" and {config.max_surplus:,} over-sampled" if config.max_surplus else ""
 
 
 def _in_flight(config: RunConfig) -> str:

@@ -39,9 +39,9 @@ def words_for(model: Path, folder: Path) -> list[str]:
     ]
 
 
-def last_checkpoint(run_folder: Path) -> dict[str, str]:
+def last_checkpoint(run_folder: Path, *, step: int = STEPS) -> dict[str, str]:
     """Digest of every file: weights, optimizer, random numbers, position in the data. The index names its folder."""
-    manifest = json.loads((run_folder / "checkpoints" / f"step-{STEPS:06d}" / "manifest.json").read_text())
+    manifest = json.loads((run_folder / "checkpoints" / f"step-{step:06d}" / "manifest.json").read_text())
     return {name: file["blake2b"] for name, file in manifest.items() if not name.endswith(".metadata")}
 
 

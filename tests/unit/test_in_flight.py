@@ -39,8 +39,8 @@ from rl.types import (
     StepStats,
 )
 from rl.weights.transport import Handed
+from scripts.simulated_time import simulate
 from tests.made_task import TrainingOnly
-from tests.simulated_time import simulate
 
 P, G = 8, 2
 MODES = list(InFlight)
@@ -217,7 +217,9 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
         sampling=Sampling(temperature=1.0, max_new_tokens=LONGEST, seed=0),
         prompts_per_step=P,
         group_size=G,
+        groups_per_publish=config.groups_per_publish,
         max_admitted=config.max_admitted,
+        max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=0.1,
         stall_timeout_s=10_000.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,8 +16,8 @@ from rl.config.schema import ColocatedConfig, FullyAsyncConfig, PlacementConfig,
 from rl.protocols import EngineError
 from rl.stream import GroupStream, StreamConfigValues, StreamError
 from rl.types import FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
+from scripts.simulated_time import simulate
 from tests.made_task import TrainingOnly
-from tests.simulated_time import simulate
 
 P, G = 8, 2
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
@@ -28,12 +29,20 @@ class SimulatedEngine:
     def __init__(self, delay: Callable[[int], float]) -> None:
         self.version = 0
         self.requests: list[int] = []
+        self.versions: dict[int, int] = {}
+        """Of each group's last answers."""
+        self.num_running = 0
         self._delay = delay
 
     async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
         self.requests.append(group_id)
         version = self.version
-        await asyncio.sleep(self._delay(group_id))
+        self.num_running += 1
+        try:
+            await asyncio.sleep(self._delay(group_id))
+        finally:
+            self.num_running -= 1
+        self.versions[group_id] = version
         for index in reversed(range(n)):
             yield rollout(group_id, index, version)
 
@@ -93,9 +102,11 @@ def long_tailed(group_id: int) -> float:
     return float(rng.exponential(1.0) * (100.0 if rng.uniform() < 0.02 else 1.0))
 
 
-def run_config(placement: PlacementConfig, *, window: int | None = None) -> RunConfig:
+def run_config(placement: PlacementConfig, *, window: int | None = None, oversample: float = 1.0) -> RunConfig:
     algorithm = GRPOConfig(prompts_per_step=P, group_size=G)
-    return RunConfig(algorithm=algorithm, placement=placement, stream=StreamConfig(window=window))
+    return RunConfig(
+        algorithm=algorithm, placement=placement, stream=StreamConfig(window=window, oversample=oversample)
+    )
 
 
 def stream_of(
@@ -111,7 +122,9 @@ def stream_of(
         sampling=SAMPLING,
         prompts_per_step=P,
         group_size=G,
+        groups_per_publish=config.groups_per_publish,
         max_admitted=config.max_admitted,
+        max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=max_failed_fraction,
         stall_timeout_s=10_000.0,
@@ -258,10 +271,103 @@ def test_a_group_is_graded_in_sample_order():
     assert [r.reward_parts for r in group.rollouts] == [{"correct": 0.0, "index": 0.0}, {"correct": 1.0, "index": 1.0}]
 
 
+@pytest.mark.parametrize("publish_every", [1, 3])
+@pytest.mark.parametrize("oversample", [1.5, 3.0])
+def test_over_sampling_at_staleness_0_changes_the_seconds_and_no_batch(oversample, publish_every):
+    """Of groups of which a third is kept: the prompts, their order and the versions that answer them stay the same."""
+
+    def run(oversample: float) -> tuple[list[list[int]], list[int], Counter[str], float]:
+        placement = FullyAsyncConfig(max_staleness=0.0, publish_every=publish_every)
+        config, engine = run_config(placement, oversample=oversample, window=P), SimulatedEngine(exponential)
+        stream = stream_of(config, engine, drop_fraction=0.67)
+
+        async def timed() -> tuple[list[list[int]], float]:
+            batches, staleness = await train(stream, engine, steps=30, publish_every=publish_every)
+            assert staleness == config.staleness_bound == 0
+            return batches, asyncio.get_running_loop().time()
+
+        batches, seconds = simulate(timed())
+        versions = [engine.versions[group_id] for group_id in range(batches[-1][-1] + 1)]
+        return batches, versions, stream.accounting.dropped, seconds
+
+    plain, over = run(1.0), run(oversample)
+    assert over[:3] == plain[:3]
+    assert over[3] < 0.9 * plain[3]
+
+
+def test_the_surplus_is_recalled_as_the_batch_before_a_publish_is_taken_and_starts_anew_first():
+    """By hand: 8 of 24 are taken, 16 start anew on the next weights, and the 8 after them for the first time."""
+    engine = SimulatedEngine(lambda group_id: 1.0 if group_id < 16 else 50.0)
+    stream = stream_of(run_config(ColocatedConfig(), oversample=3.0), engine)
+
+    async def main() -> None:
+        async with stream:
+            await asyncio.sleep(0)
+            assert engine.requests == list(range(24))
+            await stream.next_batch()
+            assert engine.num_running == 0  # the engine may sleep now
+            expected = {"rollout/groups_started": 24.0, "rollout/groups_trained": 8.0, "rollout/surplus_groups": 16.0}
+            assert stream.metrics() == expected
+            assert stream.state() == {"next_index": 24, "in_flight": list(range(8, 24)), "trained": 8, "dropped": {}}
+            stream.release()
+            await asyncio.sleep(0)
+            assert engine.requests[24:] == list(range(8, 32))
+            assert stream.metrics()["rollout/groups_started"] == 32.0
+
+    simulate(main())
+
+
+def test_a_batch_that_is_cancelled_while_its_surplus_ends_is_still_there():
+    class SlowToEnd(SimulatedEngine):
+        async def generate(
+            self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling
+        ) -> AsyncIterator[Rollout]:
+            try:
+                async for sample in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+                    yield sample
+            except asyncio.CancelledError:
+                await asyncio.sleep(5.0)
+                raise
+
+    engine = SlowToEnd(lambda group_id: 1.0 if group_id < P else 50.0)
+    stream = stream_of(run_config(ColocatedConfig(), oversample=2.0), engine)
+
+    async def main() -> None:
+        async with stream:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stream.next_batch(), 3.0)
+            state = stream.state()
+            assert (state["trained"], sorted(state["in_flight"])) == (0, list(range(2 * P)))
+            assert [group.group_id for group in await stream.next_batch()] == list(range(P))
+            stream.metrics()
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("delay", [exponential, long_tailed])
+@pytest.mark.parametrize(
+    ("max_staleness", "publish_every", "window"), [(0.0, 4, 32), (0.25, 4, 32), (1.0, 1, 8), (1.0, 2, 16), (2.0, 1, 24)]
+)
+def test_over_sampling_keeps_to_the_bound_and_trains_on_no_group_twice(delay, max_staleness, publish_every, window):
+    placement = FullyAsyncConfig(max_staleness=max_staleness, publish_every=publish_every)
+    config, engine = run_config(placement, window=window, oversample=2.5), SimulatedEngine(delay)
+    assert config.staleness_bound == run_config(placement, window=window).staleness_bound
+    stream = stream_of(config, engine, drop_fraction=0.5)
+    batches, staleness = simulate(train(stream, engine, steps=120, publish_every=publish_every, train_s=2.0))
+    assert staleness <= config.staleness_bound
+    trained = [group_id for batch in batches for group_id in batch]
+    assert len(set(trained)) == len(trained) == 120 * P
+    state = stream.state()
+    dropped = {group_id for group_id in range(state["next_index"]) if is_dropped(group_id, 0.5)}
+    assert set(trained) | set(state["in_flight"]) | dropped == set(range(state["next_index"]))
+    assert not set(trained) & set(state["in_flight"])
+
+
+@pytest.mark.parametrize("oversample", [1.0, 2.0])
 @pytest.mark.parametrize("drop_fraction", [0.0, 0.3])
 @pytest.mark.parametrize("placement", [ColocatedConfig(), FullyAsyncConfig(max_staleness=2.0)])
-def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fraction):
-    config = run_config(placement)
+def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fraction, oversample):
+    config = run_config(placement, oversample=oversample)
     engine = SimulatedEngine(long_tailed)
     before = stream_of(config, engine, drop_fraction=drop_fraction)
     after = stream_of(config, SimulatedEngine(exponential), drop_fraction=drop_fraction)
@@ -279,7 +385,8 @@ def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fr
         return batches
 
     batches = simulate(interrupted())
-    assert after.accounting.started == after.accounting.trained + after.accounting.dropped.total()
+    accounting = after.accounting
+    assert accounting.started == accounting.trained + accounting.dropped.total() + after.num_in_flight
     rest, _ = simulate(train(after, after._engine, steps=9))  # type: ignore[arg-type]
     batches += rest
     trained = sorted(group_id for batch in batches for group_id in batch)
