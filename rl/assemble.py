@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build
@@ -19,6 +19,7 @@ from rl.loggers.fanout import RunLog
 from rl.loggers.jsonl import read_metrics
 from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
+from rl.placement.ray_runtime import Seat, is_cluster
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
 from rl.run_folder import Checkpoint, Checkpoints
 from rl.sentinels import Sentinels
@@ -28,6 +29,12 @@ from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
 from rl.weights.transport import Collective, Disk, Handed, HostBytes, Transport
+
+if TYPE_CHECKING:
+    from rl.placement.ray_nodes import Machine
+
+    Machines = list[Machine] | None
+    """Of a cluster; None: the run has this machine and a Ray of its own."""
 
 CHECKPOINT_BYTES_PER_PARAM = 12
 """fp32 weights and AdamW's two moments."""
@@ -62,7 +69,36 @@ def prepare_policy(config: RunConfig, run_folder: Path) -> Policy:
     return Policy(folder, task)
 
 
-def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int) -> Trainer:
+def claim_cluster(config: RunConfig, folder: Path) -> Machines:
+    """The machines of this run, of a cluster that it joins; None where its processes are all on this one, by itself.
+
+    `folder` is one that all of them must see.
+    """
+    has_actors = config.placement.trainer_ranks > 1 or has_own_process(config)
+    if not is_cluster() and config.hardware.nodes > 1:
+        raise ConfigError(
+            f"hardware.nodes={config.hardware.nodes} needs a Ray cluster of as many machines: start one with "
+            "scripts/ray_cluster.sh and name it in ray.address=HOST:PORT, or choose hardware of one node."
+        )
+    if not is_cluster() or not has_actors:
+        return None
+    from rl.placement.ray_nodes import claim_machines
+
+    hardware = config.hardware
+    return claim_machines(hardware.nodes, gpus_per_node=hardware.gpus_per_node, folder=folder)
+
+
+def has_own_process(config: RunConfig) -> bool:
+    """Whether the engine is outside this process: several engines are, and one with devices of its own."""
+    return replicas_of(config).count > 1 or isinstance(config.placement, FullyAsyncConfig)
+
+
+def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int, machines: Machines = None) -> Trainer:
+    seats = None
+    if machines is not None and config.placement.trainer_ranks > 1:
+        from rl.placement.ray_nodes import seats_on
+
+        seats = seats_on(machines, first=0, count=config.placement.trainer_ranks)
     return TrainerGroup(
         config.backend.trainer,
         model_folder=model_folder,
@@ -72,14 +108,15 @@ def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int) ->
         seed=config.seed,
         total_updates=total_steps * config.algorithm.updates_per_step,
         env=config.hardware.trainer_env,
+        seats=seats,
     )
 
 
 def build_placement(
-    config: RunConfig, policy: Policy, run_folder: Path, *, total_steps: int
+    config: RunConfig, policy: Policy, run_folder: Path, *, total_steps: int, machines: Machines = None
 ) -> tuple[Trainer, RolloutEngine, Placement]:
-    trainer = build_trainer(config, policy.folder, total_steps=total_steps)
-    engine = build_engine(config, policy.folder)
+    trainer = build_trainer(config, policy.folder, total_steps=total_steps, machines=machines)
+    engine = build_engine(config, policy.folder, machines=machines)
     transport = build_transport(config, run_folder)
     return trainer, engine, build(config.placement, trainer=trainer, engine=engine, transport=transport)
 
@@ -96,19 +133,21 @@ def build_transport(config: RunConfig, run_folder: Path) -> Transport:
             return Handed()
 
 
-def build_engine(config: RunConfig, model_folder: Path) -> RolloutEngine:
+def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = None) -> RolloutEngine:
     """One engine that is colocated lives in this process; several, or one with devices of its own, in their own."""
     replicas = replicas_of(config)
-    if replicas.count == 1 and not isinstance(config.placement, FullyAsyncConfig):
+    if not has_own_process(config):
         return build(config.backend.rollout, model_folder=model_folder, device=config.hardware.device)
     from rl.rollout.remote import RemoteEngine
 
     def new_engine(index: int) -> RemoteEngine:
+        seat = None if machines is None else engine_seat(config, machines, index)
         return RemoteEngine(
             engine_config(config),
             model_folder=model_folder,
             device=config.hardware.device,
-            env={**config.hardware.rollout_env, **engine_devices(config, index)},
+            env={**config.hardware.rollout_env, **({} if seat else engine_devices(config, index))},
+            seat=seat,
         )
 
     if replicas.count == 1:
@@ -116,6 +155,15 @@ def build_engine(config: RunConfig, model_folder: Path) -> RolloutEngine:
     from rl.rollout.replicas import ReplicaSet
 
     return ReplicaSet(new_engine, replicas.count, num_groups=replicas.num_groups)
+
+
+def engine_seat(config: RunConfig, machines: list[Machine], index: int) -> Seat:
+    """Of engine `index`; as `engine_devices`, with GPUs counted through the machines."""
+    from rl.placement.ray_nodes import seats_on
+
+    replicas = replicas_of(config)
+    own = index if config.hardware.device == "cpu" else replicas.first_gpu(index)
+    return seats_on(machines, first=config.first_engine_gpu + own, count=1, size=replicas.gpus_per_engine)[0]
 
 
 def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
@@ -153,7 +201,13 @@ def build_evaluator(
 
 
 def assemble(
-    config: RunConfig, run_folder: Path, *, policy: Policy, checkpoint: Checkpoint | None, run_config: dict[str, Any]
+    config: RunConfig,
+    run_folder: Path,
+    *,
+    policy: Policy,
+    checkpoint: Checkpoint | None,
+    run_config: dict[str, Any],
+    machines: Machines = None,
 ) -> Run:
     """Builds every part and starts none. `run_config` is what trackers are given, plain and free of secrets."""
     task = policy.task
@@ -167,7 +221,9 @@ def assemble(
         )
     facts = {"task_fingerprint": policy.task_fingerprint}
     progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
-    trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=total_steps)
+    trainer, engine, placement = build_placement(
+        config, policy, run_folder, total_steps=total_steps, machines=machines
+    )
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
     if checkpoint is not None:

@@ -21,7 +21,7 @@ from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.faults import headline
-from rl.placement.ray_runtime import set_driver_env, shutdown_ray
+from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
 from rl.protocols import RolloutStream
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked, open_checkpoint
@@ -68,8 +68,9 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
 
 
 def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, overrides: Sequence[str]) -> int:
-    from rl.assemble import assemble, prepare_policy
+    from rl.assemble import assemble, claim_cluster, prepare_policy
 
+    machines = claim_cluster(config, run_folder)
     print(f"run folder: {run_folder}", flush=True)
     if checkpoint is not None:
         print(_resume_line(checkpoint), flush=True)
@@ -84,7 +85,9 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
     run_config = mask_secrets({**plain, "provenance": facts})
     return asyncio.run(
         _fit(
-            lambda: assemble(config, run_folder, policy=policy, checkpoint=checkpoint, run_config=run_config),
+            lambda: assemble(
+                config, run_folder, policy=policy, checkpoint=checkpoint, run_config=run_config, machines=machines
+            ),
             run_folder,
         )
     )
@@ -149,17 +152,20 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
 
     Every answer goes to eval.jsonl, every metric to eval_metrics.jsonl and to a table.
     """
-    from rl.assemble import build_evaluator, build_placement, prepare_policy
+    from rl.assemble import build_evaluator, build_placement, claim_cluster, prepare_policy
     from rl.evaluation.report import evaluation_rows, print_evaluation
 
     checkpoint = _evaluated_checkpoint(config, run_folder)
     step = 0 if checkpoint is None else checkpoint.step
+    machines = claim_cluster(config, run_folder)
     policy = prepare_policy(config, run_folder)
     if not policy.task.eval_sets():
         raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
 
     async def evaluate():
-        trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=1)
+        trainer, engine, placement = build_placement(
+            config, policy, run_folder, total_steps=1, machines=machines
+        )
         try:
             await placement.start()
             async with placement.training() as residency:
@@ -202,7 +208,7 @@ def _evaluated_checkpoint(config: RunConfig, run_folder: Path) -> Checkpoint | N
 
 def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int:
     """Writes the newest checkpoint as a Hugging Face folder, by default `<run>/export/step-<n>`."""
-    from rl.assemble import build_trainer
+    from rl.assemble import build_trainer, claim_cluster
 
     _configure_libraries(config)
     checkpoint = Checkpoints(run_folder, keep_last=config.checkpoint.keep_last).newest()
@@ -215,7 +221,7 @@ def export(config: RunConfig, run_folder: Path, destination: Path | None) -> int
     model_folder = build(config.model).prepare(run_folder / "model", seed=config.seed)
 
     async def write() -> None:
-        trainer = build_trainer(config, model_folder, total_steps=1)
+        trainer = build_trainer(config, model_folder, total_steps=1, machines=claim_cluster(config, run_folder))
         try:
             await trainer.start()
             await trainer.load(checkpoint.trainer_folder)
@@ -301,6 +307,7 @@ def _configure_logging(run_folder: Path) -> None:
 
 def _configure_libraries(config: RunConfig) -> None:
     """Quiet libraries, the environment of the parts in this process, and on a CPU threads that leave others theirs."""
+    use_cluster(config.ray.address)
     set_driver_env(config.driver_env)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -245,6 +245,21 @@ def check_devices(config: RunConfig) -> None:
         raise ConfigError(
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. {remedy}."
         )
+    check_engine_machines(config)
+
+
+def check_engine_machines(config: RunConfig) -> None:
+    """An engine's GPUs must be on one machine."""
+    first, size = config.first_engine_gpu, config.backend.rollout.num_gpus
+    per_node = config.hardware.gpus_per_node
+    for index in range(config.backend.rollout.replicas):
+        local = (first + index * size) % per_node
+        if local + size > per_node:
+            raise ConfigError(
+                f"engine {index} of backend.rollout.tensor_parallel={size} would lie across two machines: it begins at "
+                f"GPU {first + index * size}, and hardware.gpus_per_node={per_node}. Choose placement.trainer_ranks "
+                "and tensor_parallel so that no engine crosses from one machine to the next."
+            )
 
 
 def check_replicas(rollout: RolloutConfig) -> None:

@@ -1,4 +1,8 @@
-"""One Ray for every actor of a run: the user's if there is one, else a small local one that ends with the run."""
+"""One Ray for every actor of a run: the user's if there is one, else a small local one that ends with the run.
+
+A local one listens on the loopback interface alone and has no dashboard. Of a cluster that it joins, a run claims whole
+machines, see `rl/placement/ray_nodes.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +24,105 @@ OBJECT_STORE_BYTES = 2 * 2**30
 TAIL_LINES = 50
 """Of a log, in the message about its process's death."""
 
+START_ATTEMPTS = 3
+"""A busy machine may not start a Ray in the 30 s that Ray waits for it."""
+
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+log = logging.getLogger(__name__)
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # An actor that asks Ray for no GPU sees those that its own environment names.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-if not os.environ.get("RAY_ADDRESS"):
+_LOCAL_SETTINGS = {
     # Read when Ray is imported, by whomever, so it is set here. Without it Ray replaces 127.0.0.1 by the host's address
     # and listens on every interface.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Our actors have environments of their own, so no worker that waits in stock would ever be used.
-    os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+if not os.environ.get("RAY_ADDRESS"):
+    for _name, _value in _LOCAL_SETTINGS.items():
+        os.environ.setdefault(_name, _value)
 
 
 class _Runtime:
     started_here = False
     names_set_here: ClassVar[set[str]] = set()
     """Variables of this process that a run's own settings have set: to an actor they are not the user's."""
+    claim: Any = None
+    """Ray's placement group of the machines that this run has claimed; None: it has the whole of a local Ray."""
+
+
+def use_cluster(address: str | None) -> None:
+    """Has `ensure_ray` join the cluster at `address`. None: at RAY_ADDRESS, and where that is unset, none."""
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
+    if is_cluster():
+        for name, value in _LOCAL_SETTINGS.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
+
+
+def is_cluster() -> bool:
+    """Whether this run joins a Ray that somebody has started."""
+    return bool(os.environ.get("RAY_ADDRESS"))
 
 
 def ensure_ray() -> None:
-    """Connects to the Ray at RAY_ADDRESS, or starts one on the loopback interface. Nothing if Ray is connected."""
+    """Joins the cluster at RAY_ADDRESS, or starts a Ray on the loopback interface. Nothing if Ray is connected.
+
+    Raises ConfigError where the cluster cannot be joined.
+    """
     import ray
 
     if ray.is_initialized():
         return
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    if is_cluster():
+        _join()
     else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        ray.init(
-            address="local",
-            num_cpus=os.cpu_count(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=min(OBJECT_STORE_BYTES, memory // 8),
-            _node_ip_address="127.0.0.1",
-        )
+        _start()
     _Runtime.started_here = True
+
+
+def _join() -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    address = os.environ["RAY_ADDRESS"]
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise ConfigError(
+            f"ray.address={address} (or RAY_ADDRESS): this cluster cannot be joined: {error} Look whether its head "
+            "runs (ray status), with the same Ray and Python as here and, where it asks for a token, with that token "
+            "in ~/.ray/auth_token or RAY_AUTH_TOKEN. Without an address a run starts a Ray of its own."
+        ) from error
+
+
+def _start() -> None:
+    import ray
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=os.cpu_count(),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=min(OBJECT_STORE_BYTES, memory // 8),
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt == START_ATTEMPTS:
+                raise
+            log.warning("Ray did not start in its 30 s (attempt %d of %d)", attempt, START_ATTEMPTS)
+        else:
+            return
 
 
 def shutdown_ray() -> None:
@@ -67,8 +130,36 @@ def shutdown_ray() -> None:
     if _Runtime.started_here:
         import ray
 
+        if _Runtime.claim is not None and ray.is_initialized():
+            ray.util.remove_placement_group(_Runtime.claim)
+        _Runtime.claim = None
         _Runtime.started_here = False
         ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where an actor is to run."""
+
+    node: int
+    """Of the claimed machines; 0 is the driver's."""
+    env: dict[str, str]
+    """Names its devices there."""
+
+
+def claim(placement_group: Any) -> None:
+    """From now on every seat is in this placement group, whose bundle i is machine i."""
+    _Runtime.claim = placement_group
+
+
+def seat_options(seat: Seat | None) -> dict[str, Any]:
+    """Options of the actor that is to sit there. None where nothing is claimed: anywhere."""
+    if seat is None:
+        return {}
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    assert _Runtime.claim is not None, "no machine is claimed"
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(_Runtime.claim, seat.node)}
 
 
 def set_driver_env(env: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
 from rl.placement.ray_runtime import (
     Place,
+    Seat,
     actor_env,
     end_process,
     ensure_ray,
@@ -31,6 +32,7 @@ from rl.placement.ray_runtime import (
     last_lines,
     obituary,
     own_place,
+    seat_options,
 )
 from rl.protocols import (
     Bucket,
@@ -172,18 +174,25 @@ class RemoteEngine:
     """Implements `protocols.RolloutEngine` for the engine that `config` names. `capabilities` are known once started.
 
     `env` is the environment of its process, CUDA_VISIBLE_DEVICES included: Ray gives it no device. A value that the
-    user has set already wins.
+    user has set already wins. `seat` says where it runs in a cluster.
     """
 
     capabilities: EngineCapabilities
 
     def __init__(
-        self, config: RolloutConfig, *, model_folder: Path | str, device: str, env: dict[str, str] | None = None
+        self,
+        config: RolloutConfig,
+        *,
+        model_folder: Path | str,
+        device: str,
+        env: dict[str, str] | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self._config = config
         self._model_folder = Path(model_folder)
         self._device = device
         self._env = env or {}
+        self._seat = seat
         self._actor: Any = None
         self._place: Place | None = None
         self._death: str | None = None
@@ -201,9 +210,9 @@ class RemoteEngine:
         import ray
 
         ensure_ray()
-        env = actor_env(self._env, device=self._device)
+        env = actor_env({**self._env, **({} if self._seat is None else self._seat.env)}, device=self._device)
         actor_class = ray.remote(_EngineHost).options(
-            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": env}
+            num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": env}, **seat_options(self._seat)
         )
         self._actor = actor_class.remote(env)
         try:

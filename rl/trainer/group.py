@@ -15,7 +15,17 @@ from rl.config.algorithms import AlgorithmConfig
 from rl.config.build import build
 from rl.config.schema import ConfigError, TrainerConfig
 from rl.faults import FaultClass, classify
-from rl.placement.ray_runtime import Place, actor_env, end_process, ensure_ray, obituary, own_host, own_place
+from rl.placement.ray_runtime import (
+    Place,
+    Seat,
+    actor_env,
+    end_process,
+    ensure_ray,
+    obituary,
+    own_host,
+    own_place,
+    seat_options,
+)
 from rl.protocols import Bucket, EngineError, RemoteBucket, TrainerRank, UpdateManifest
 from rl.trainer.packing import pack_to_score
 from rl.trainer.phases import enter_phase, last_phase, record_phases
@@ -46,8 +56,12 @@ class TrainerGroup:
         seed: int,
         total_updates: int,
         env: dict[str, str] | None = None,
+        seats: Sequence[Seat] | None = None,
     ):
-        """`env` is the environment of actors; a value that the user has set already wins."""
+        """`env` is the environment of actors; a value that the user has set already wins.
+
+        `seats`, one a rank, say where they run in a cluster.
+        """
         self.num_ranks = num_ranks
         self._config = config
         arguments = {
@@ -61,7 +75,7 @@ class TrainerGroup:
         if num_ranks == 1:
             self._ranks: _InProcess | _Actors = _InProcess(config, arguments)
         else:
-            self._ranks = _Actors(config, arguments, device=device, env=env or {})
+            self._ranks = _Actors(config, arguments, device=device, env=env or {}, seats=seats)
 
     async def start(self) -> None:
         await self._ranks.start()
@@ -235,12 +249,21 @@ class _InProcess:
 class _Actors:
     """Several ranks, each a Ray actor with a GPU, or a core, of its own."""
 
-    def __init__(self, config: TrainerConfig, arguments: dict[str, Any], *, device: str, env: dict[str, str]):
+    def __init__(
+        self,
+        config: TrainerConfig,
+        arguments: dict[str, Any],
+        *,
+        device: str,
+        env: dict[str, str],
+        seats: Sequence[Seat] | None,
+    ):
         self._config = config
         self._arguments = arguments
         self._num_ranks: int = arguments["num_ranks"]
         self._device = device
         self._env = env
+        self._seats = seats
         self._actors: list[Any] = []
         self._places: list[Place] = []
 
@@ -248,20 +271,17 @@ class _Actors:
         import ray
 
         ensure_ray()
-        resource = "CPU" if self._device == "cpu" else "GPU"
-        available = ray.cluster_resources().get(resource, 0)
-        if available < self._num_ranks:
-            raise ConfigError(
-                f"placement.trainer_ranks={self._num_ranks} needs as many {resource}s, and Ray has {available:g}. "
-                f"Lower placement.trainer_ranks or start Ray with more."
-            )
-        env = actor_env(self._env, device=self._device)
-        one_node = len(ray.nodes()) == 1
-        if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
-            env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-        options = {"num_cpus": 1, "num_gpus": 0} if self._device == "cpu" else {"num_cpus": 0, "num_gpus": 1}
-        actor_class = ray.remote(_RankHost).options(max_restarts=0, runtime_env={"env_vars": env}, **options)
-        self._actors = [actor_class.remote(buckets_to_cpu=True) for _ in range(self._num_ranks)]
+        if self._seats is None:
+            self._check_room()
+        seats = self._seats or [None] * self._num_ranks
+        one_node = self._seats is None or len({seat.node for seat in self._seats}) == 1
+        actor_class = ray.remote(_RankHost)
+        for seat in seats:
+            env = actor_env({**self._env, **({} if seat is None else seat.env)}, device=self._device)
+            if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
+                env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            options = {**self._share(seat), "max_restarts": 0, "runtime_env": {"env_vars": env}}
+            self._actors.append(actor_class.options(**options).remote(buckets_to_cpu=True))
         self._places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
         store = self._actors[0].open_store.remote()
         address = (await self._gather("open_store", [store], START_TIMEOUT_S))[0]
@@ -270,6 +290,23 @@ class _Actors:
             for rank, actor in enumerate(self._actors)
         ]
         await self._gather("start", builds, START_TIMEOUT_S)
+
+    def _share(self, seat: Seat | None) -> dict[str, Any]:
+        """What Ray gives a rank: a device; nothing on a seat, whose machine is the run's and whose devices it names."""
+        if seat is not None:
+            return {"num_cpus": 0, "num_gpus": 0, **seat_options(seat)}
+        return {"num_cpus": 1, "num_gpus": 0} if self._device == "cpu" else {"num_cpus": 0, "num_gpus": 1}
+
+    def _check_room(self) -> None:
+        import ray
+
+        resource = "CPU" if self._device == "cpu" else "GPU"
+        available = ray.cluster_resources().get(resource, 0)
+        if available < self._num_ranks:
+            raise ConfigError(
+                f"placement.trainer_ranks={self._num_ranks} needs as many {resource}s, and Ray has {available:g}. "
+                f"Lower placement.trainer_ranks or start Ray with more."
+            )
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         assert self._actors, "the trainer was not started"

@@ -17,7 +17,7 @@ FILES = sorted((ROOT / "rl").rglob("*.py"))
 THIRD_PARTY = {
     "vllm": ("rl/rollout/vllm_*.py",),
     "sglang": ("rl/rollout/sglang_*.py",),
-    "ray": ("rl/placement/ray_runtime.py", "rl/rollout/remote.py", "rl/trainer/group.py"),
+    "ray": ("rl/placement/ray_*.py", "rl/rollout/remote.py", "rl/trainer/group.py"),
     "megatron": ("rl/trainer/megatron_*.py",),
     "wandb": ("rl/loggers/wandb.py",),
     "reasoning_gym": ("rl/tasks/reasoning_gym.py",),
