@@ -221,9 +221,7 @@ def assemble(
         )
     facts = {"task_fingerprint": policy.task_fingerprint}
     progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
-    trainer, engine, placement = build_placement(
-        config, policy, run_folder, total_steps=total_steps, machines=machines
-    )
+    trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=total_steps, machines=machines)
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
     if checkpoint is not None:

@@ -163,9 +163,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
         raise ConfigError("mode=eval: the task has no evaluation set. Give it one, for example task.eval_path=FILE.")
 
     async def evaluate():
-        trainer, engine, placement = build_placement(
-            config, policy, run_folder, total_steps=1, machines=machines
-        )
+        trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=1, machines=machines)
         try:
             await placement.start()
             async with placement.training() as residency:
