@@ -56,9 +56,8 @@ def equivalent(given: str, right: str) -> bool:
     one, other = written(_unboxed(given)), written(_unboxed(right))
     if not one or not other:
         return False
-    option = _option(other)
-    if option and len(other) <= 3:
-        return _option(one) == option or _equal(one, other)
+    if _option(one) is not None and _option(one) == _option(other) and min(len(one), len(other)) <= len("(C)"):
+        return True
     one, other = _without_option(one), _without_option(other)
     if "\\text" in one + other and _words_of(one) == _words_of(other):
         return True
@@ -77,7 +76,7 @@ def _in_digits(text: str) -> str:
     return str(_NUMERALS.index(match[1].lower())) if match and match[1].lower() in _NUMERALS else text
 
 
-_OPTION = re.compile(r"\(?([A-J])[).:](?:\s+.*)?|([A-J])|\(([A-J])\).*")
+_OPTION = re.compile(r"\(?([A-J])[).:](?:\s+[^\s+*/^=<>_-].*)?|([A-J])|\(([A-J])\)(?:\s*[^\s+*/^=<>_-].*)?")
 _LABELLED = re.compile(r"(?:\([A-J]\)|[A-J][).:])\s+(?=\S)")
 
 

@@ -352,15 +352,17 @@ Point = dict[sympy.Basic, sympy.Basic | float]
 
 
 def same_value(one: sympy.Expr, other: sympy.Expr) -> bool:
-    """True if two expressions agree, to 40 digits and more, wherever they are evaluated.
+    """True if two expressions agree wherever they are evaluated.
 
-    The points of variables have both signs, so that sqrt(x^2) and x differ. Numbers are compared relative to their
-    size: 1/2^99 and 1/2^98 differ.
+    The points of variables have both signs, so that sqrt(x^2) and x differ.
     """
     if one == other:
         return True
+    difference = one - other
+    if difference.is_Rational:
+        return difference == 0
     variables = sorted(one.free_symbols | other.free_symbols, key=str)
-    return all(_agree(one, other, point) for point in points(variables))
+    return all(_vanishes(difference, one, point) for point in points(variables))
 
 
 def points(variables: list[sympy.Basic]) -> list[Point]:
@@ -377,19 +379,25 @@ def points(variables: list[sympy.Basic]) -> list[Point]:
     ]
 
 
-def _agree(one: sympy.Expr, other: sympy.Expr, point: Point) -> bool:
-    first, second = number_at(one, point), number_at(other, point)
-    if first is None or second is None:
+def _vanishes(difference: sympy.Expr, term: sympy.Expr, point: Point) -> bool:
+    """True if `difference` is nothing beside `term`, one of the two that it is of, and beside 1.
+
+    Beside `term` alone 2^5000 + 1 would be 2^5000, and beside 1 alone e^-200 would be e^-201.
+    """
+    exact = difference.xreplace(point) if point else difference
+    if exact.is_Rational:
+        return exact == 0
+    rest, size = number_at(difference, point), number_at(term, point)
+    if rest is None or size is None:
         return False
-    size = max(abs(first), abs(second))
-    if size < NOTHING:
-        return sympy.simplify(one - other) == 0
-    return bool(abs(first - second) < size * sympy.Float("1e-40"))
+    if abs(size) < NOTHING:
+        return sympy.simplify(difference) == 0
+    return bool(abs(rest) < NOTHING * min(abs(size), sympy.Integer(1)))
 
 
 DIGITS = 60
-NOTHING = sympy.Float("1e-45")
-"""A number below may be a zero that evaluation did not recognize."""
+NOTHING = sympy.Float("1e-40")
+"""Less may be a zero that evaluation to 60 digits did not recognize."""
 
 
 def number_at(value: sympy.Expr, point: Point) -> sympy.Expr | None:

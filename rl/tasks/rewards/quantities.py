@@ -173,7 +173,7 @@ def _singular(word: str) -> str:
 
 def units_agree(one: Quantity, other: Quantity) -> bool:
     """Units and words are ignored where one side has none; where both have some they must not contradict."""
-    if one.units and other.units and one.units != other.units:
+    if one.units != other.units and (one.units or one.words) and (other.units or other.words):
         return False
     return _do_not_contradict(one.words, other.words) and _do_not_contradict(one.words_before, other.words_before)
 

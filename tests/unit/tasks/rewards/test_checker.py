@@ -64,26 +64,38 @@ def test_threads_and_the_event_loop_get_the_scores_of_the_main_thread(checker: C
     assert found == SCORES
 
 
-@pytest.mark.slow
-def test_a_subprocess_gets_the_same_scores():
-    code = f"{ELSEWHERE}\nprint(json.dumps(scores()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout) == SCORES
+def run(tmp_path: Path, code: str) -> str:
+    """Standard output of a script in a process of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{ELSEWHERE}\n{code}")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_a_ray_actor_gets_the_same_scores():
-    code = f"""{ELSEWHERE}
+def test_a_subprocess_gets_the_same_scores(tmp_path: Path):
+    assert json.loads(run(tmp_path, "print(json.dumps(scores()))")) == SCORES
+
+
+RAY = """
 import ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+from rl.placement.ray_runtime import ensure_ray, shutdown_ray
+ensure_ray()
+
 @ray.remote
 class Actor:
     def scores(self):
         return scores()
+
 print(json.dumps(ray.get(Actor.remote().scores.remote())))
+shutdown_ray()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == SCORES
+
+
+@pytest.mark.slow
+def test_a_ray_actor_gets_the_same_scores(tmp_path: Path):
+    assert json.loads(run(tmp_path, RAY).splitlines()[-1]) == SCORES
 
 
 def test_a_hanging_answer_costs_its_limit_and_the_others_are_scored(checker: Checker):
