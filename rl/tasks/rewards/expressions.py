@@ -390,17 +390,22 @@ def _vanishes(difference: sympy.Expr, term: sympy.Expr, point: Point) -> bool:
     rest, size = number_at(difference, point), number_at(term, point)
     if rest is None or size is None:
         return False
-    if abs(size) < NOTHING:
-        return sympy.simplify(difference) == 0
+    if abs(size) < NOTHING:  # a small number, or a zero: more digits tell
+        rest, size = number_at(difference, point, digits=MORE_DIGITS), number_at(term, point, digits=MORE_DIGITS)
+        if rest is None or size is None:
+            return False
+        if max(abs(rest), abs(size)) < NOTHING ** (MORE_DIGITS // DIGITS):
+            return True
     return bool(abs(rest) < NOTHING * min(abs(size), sympy.Integer(1)))
 
 
 DIGITS = 60
+MORE_DIGITS = 480
 NOTHING = sympy.Float("1e-40")
 """Less may be a zero that evaluation to 60 digits did not recognize."""
 
 
-def number_at(value: sympy.Expr, point: Point) -> sympy.Expr | None:
-    """A complex number to 60 digits; None where the value is not defined there."""
-    number = value.evalf(DIGITS, subs=point) if point else value.evalf(DIGITS)
+def number_at(value: sympy.Expr, point: Point, *, digits: int = DIGITS) -> sympy.Expr | None:
+    """A complex number to so many digits; None where the value is not defined there."""
+    number = value.evalf(digits, subs=point or None, maxn=2 * digits)
     return number if number.is_number and number.is_finite else None

@@ -65,7 +65,10 @@ from rl.tasks.rewards.judge import judge, warm_up
 from rl.tasks.rewards.verdict import Case
 warm_up()
 compiled = []
-sys.addaudithook(lambda event, args: compiled.append(str(args)[:80]) if event in ("compile", "exec") else None)
+def hook(event, args):
+    if event == "compile" and not str(args[1]).endswith(".py"):
+        compiled.append(str(args[0])[:80])
+sys.addaudithook(hook)
 for line in sys.stdin:
     judge(Case(**json.loads(line)))
 print(json.dumps(compiled))
@@ -100,7 +103,6 @@ actions = {
     "connect": lambda: socket.create_connection(("127.0.0.1", 1)),
     "write": lambda: open(sys.argv[1], "w"),
     "remove": lambda: os.remove(sys.argv[1]),
-    "import": lambda: __import__("this"),
 }
 refuse_all_but_arithmetic()
 refused = []
