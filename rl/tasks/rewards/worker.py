@@ -104,8 +104,9 @@ def main() -> None:
         children[child] = channel
 
     for channel in channels:
-        send(channel, {"ready": True})
         fork(channel)
+    for channel in channels:
+        send(channel, {"ready": True})
     while children:
         child, status = os.wait()
         channel, code = children.pop(child), os.waitstatus_to_exitcode(status)
