@@ -205,8 +205,8 @@ class _RankHost:
         if self._device is None:
             return None
         if self._outlet is None:  # made when it is needed: by then Ray has started, where there is one
-            index = torch.cuda.current_device() if self._device == "cuda" else None
-            self._outlet = WeightOutlet(device=torch.device(self._device, index), host=own_host())
+            name = f"cuda:{torch.cuda.current_device()}" if self._device == "cuda" else self._device
+            self._outlet = WeightOutlet(device=torch.device(name), host=own_host())
         try:
             return getattr(self._outlet, method)(*arguments)
         except EngineError as error:
