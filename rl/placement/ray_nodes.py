@@ -45,10 +45,13 @@ def claim_machines(count: int, *, gpus_per_node: int, folder: Path) -> list[Mach
         raise ConfigError(_shortage(count, gpus_per_node, here))
     claim(group)
     with _token(folder) as token:
-        probe = ray.remote(_probe).options(num_cpus=0, max_retries=0)
+        probe = ray.remote(_probe)
         answers = [
             probe.options(
-                num_gpus=gpus_per_node, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)
+                num_cpus=0,
+                num_gpus=gpus_per_node,
+                max_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
             ).remote(str(token))
             for index in range(count)
         ]

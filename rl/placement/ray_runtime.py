@@ -34,10 +34,12 @@ log = logging.getLogger(__name__)
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # An actor that asks Ray for no GPU sees those that its own environment names.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""At 0 Ray leaves 127.0.0.1 as it is. Otherwise it replaces it by the host's address and listens on every interface."""
+
 _LOCAL_SETTINGS = {
-    # Read when Ray is imported, by whomever, so it is set here. Without it Ray replaces 127.0.0.1 by the host's address
-    # and listens on every interface.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Read when Ray is imported, by whomever, so it is set here.
+    LOOPBACK: "0",
     # Our actors have environments of their own, so no worker that waits in stock would ever be used.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -59,10 +61,10 @@ def use_cluster(address: str | None) -> None:
     """Has `ensure_ray` join the cluster at `address`. None: at RAY_ADDRESS, and where that is unset, none."""
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
-    if is_cluster():
-        for name, value in _LOCAL_SETTINGS.items():
-            if os.environ.get(name) == value:
-                del os.environ[name]
+    if is_cluster() and os.environ["RAY_ADDRESS"].startswith(("127.", "localhost:")):
+        os.environ.setdefault(LOOPBACK, "0")
+    elif is_cluster() and os.environ.get(LOOPBACK) == "0":
+        del os.environ[LOOPBACK]
 
 
 def is_cluster() -> bool:

@@ -26,7 +26,7 @@ def free_port() -> int:
 
 def listening(session: str) -> set[str]:
     """Addresses on which processes of that Ray listen."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    lines = [line for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     inodes = {line.split()[9]: line.split()[1].split(":")[0] for line in lines if line.split()[3] == "0A"}
     found = set()
     for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
@@ -36,6 +36,8 @@ def listening(session: str) -> set[str]:
             target = os.readlink(descriptor) if descriptor.is_symlink() else ""
             if target.startswith("socket:[") and (inode := target[8:-1]) in inodes:
                 found.add(inodes[inode])
+    mapped = "0000000000000000FFFF0000"  # an IPv4 address as an IPv6 socket has it
+    found = {address.removeprefix(mapped) for address in found}
     return {".".join(str(byte) for byte in reversed(bytes.fromhex(address))) for address in found}
 
 
