@@ -35,7 +35,10 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
         target = OmegaConf.select(given, f"{node}._target_", default=None)
         if target is None:
             raise ConfigError(f"{node} is not chosen. Name an option of its config group; `rl --help` lists them.")
-        chosen = schema_of_target(target)
+        try:
+            chosen = schema_of_target(target)
+        except ConfigError as error:
+            raise ConfigError(f"{node}.{error}") from error
         if chosen is None:
             raise ConfigError(
                 f"{node}._target_={target} has no schema. Name its config class in a class attribute `config_class`, "
