@@ -323,7 +323,7 @@ async def published(tiny_qwen3):
     """A canary whose engine holds the trainer's weights as version 0."""
     trainer = trainer_of(tiny_qwen3, GRPOConfig(prompts_per_step=P, group_size=G), steps=1)
     engine = LocalEngine(LocalRolloutConfig(dtype=Dtype.float32), model_folder=tiny_qwen3, device="cpu")
-    placement = FullyAsync(FullyAsyncConfig(), trainer=trainer, engine=engine)
+    placement = FullyAsync(FullyAsyncConfig(), trainer=trainer, engine=engine, transport=Handed())
     await placement.start()
     await placement.publish(0)
     yield canary_of(CanaryConfig(), trainer, engine), engine, placement
