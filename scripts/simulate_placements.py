@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, InFlight, Packing, RunConfig, StreamConfig
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, Packing, RunConfig, StreamConfig
 from rl.rollout.engine import Engine
 from rl.trainer.packing import pack
 from rl.types import RolloutGroup, TrainBatch

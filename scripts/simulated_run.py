@@ -19,14 +19,17 @@ import numpy as np
 
 from rl.algorithms.grpo import GRPO
 from rl.canary import Canary
+from rl.config.algorithms import GRPOConfig
 from rl.config.build import build
-from rl.config.schema import CanaryConfig, GRPOConfig, RunConfig
+from rl.config.schema import CanaryConfig, Dtype, RunConfig
 from rl.loop import Cadence, Progress, Run, fit
 from rl.protocols import Bucket, EngineCapabilities, PauseMode, RunLogger, UpdateManifest
 from rl.rollout.sampler import Outcome, Part, Sampled
+from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import batch_metrics
 from rl.types import EvalSet, FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling, StepStats, TrainBatch
+from rl.weights.transport import Handed
 
 LengthOf = Callable[[int], int]
 """Tokens of the answer with this seed."""
@@ -342,13 +345,13 @@ def simulated_run(
 ) -> Run:
     """Needs a running event loop. Of `config` count algorithm, placement and stream. Batches hold metrics alone."""
     task: Any = SimulatedTask(prompt_tokens=prompt_tokens)
-    algorithm = config.algorithm
-    assert isinstance(algorithm, GRPOConfig)
+    assert isinstance(config.algorithm, GRPOConfig)
+    algorithm = GRPO(config.algorithm)
     values = StreamConfigValues(
         seed=config.seed,
         sampling=Sampling(temperature=1.0, max_new_tokens=2**31, seed=config.seed),
-        prompts_per_step=algorithm.prompts_per_step,
-        group_size=algorithm.group_size,
+        prompts_per_step=config.algorithm.prompts_per_step,
+        group_size=config.algorithm.group_size,
         groups_per_publish=config.groups_per_publish,
         max_admitted=config.max_admitted,
         max_surplus=config.max_surplus,
@@ -359,15 +362,17 @@ def simulated_run(
     return Run(
         trainer=trainer,
         engine=engine,
-        placement=build(config.placement, trainer=trainer, engine=engine),
-        stream=GroupStream(values, task=task, engine=engine, algorithm=GRPO(algorithm)),
+        placement=build(config.placement, trainer=trainer, engine=engine, transport=Handed()),
+        stream=GroupStream(values, task=task, engine=engine, algorithm=algorithm),
+        algorithm=algorithm,
+        sentinels=Sentinels(config.sentinels, compute_dtype=Dtype.float32),
         evaluator=_NoEvaluation(),
         canary=Canary(
             CanaryConfig(every=0), bound=1.0, prompts=[], sampling=values.sampling, engine=engine, trainer=trainer
         ),
         log=log,
         checkpoints=_NoCheckpoints(),
-        pack=lambda groups, version: TrainBatch([], [1], [1], batch_metrics(groups, policy_version=version)),
+        pack=lambda groups, version: TrainBatch([], [], batch_metrics(groups, policy_version=version)),
         cadence=Cadence(steps, config.placement.publish_every, 0, False, False, 0),
         progress=Progress(),
         staleness_bound=config.staleness_bound,

@@ -10,7 +10,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from rl.config.schema import ColocatedConfig, FullyAsyncConfig, GRPOConfig, InFlight, PlacementConfig, RunConfig
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, PlacementConfig, RunConfig
 from rl.rollout.engine import Engine
 from scripts import simulate_placements
 from scripts.simulated_run import (

@@ -19,8 +19,9 @@ from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
 from rl.placement import ray_runtime
 from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, set_driver_env, shutdown_ray
 from rl.protocols import EngineError
-from rl.rollout.remote import RemoteEngine, _Call, _EngineHost, _packed, _unpacked
+from rl.rollout.remote import RemoteEngine, _Call, _EngineHost
 from rl.types import FinishReason, Prompt, Rollout, Sampling
+from rl.weights.packed import pack, unpack
 from tests.engine_use import publish
 
 PROMPT = Prompt("test:0", (), np.arange(2, 8, dtype=np.int32), "", "test")
@@ -30,7 +31,7 @@ PROMPT = Prompt("test:0", (), np.arange(2, 8, dtype=np.int32), "", "test")
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_tensors_survive_the_way_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...]):
     values = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
-    ((name, arrived),) = _unpacked(_packed([("weight", values)]))
+    ((name, arrived),) = unpack(pack([("weight", values)]))
     assert name == "weight"
     assert (arrived.dtype, arrived.shape) == (values.dtype, values.shape)
     assert torch.equal(arrived, values)
@@ -39,7 +40,7 @@ def test_tensors_survive_the_way_bit_by_bit(dtype: torch.dtype, shape: tuple[int
 
 def test_a_transposed_tensor_arrives_in_its_own_order():
     values = torch.arange(6.0).reshape(2, 3).T
-    assert torch.equal(_unpacked(_packed([("weight", values)]))[0][1], values)
+    assert torch.equal(unpack(pack([("weight", values)]))[0][1], values)
 
 
 def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.MonkeyPatch):
