@@ -11,7 +11,10 @@ from rl.loggers.jsonl import read_metrics
 from tests.command import rl, run_ok
 
 ALGORITHMS = option_names("algorithm")
-SHORT = ["steps=3", "evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every=0"]
+SHORT = [
+    *("steps=3", "algorithm.prompts_per_step=32", "algorithm.prompts_per_mini_batch=16"),
+    *("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every=0"),
+]
 
 
 def rows_of(tmp_path: Path, warm_model: Path, *words: str) -> list[dict]:

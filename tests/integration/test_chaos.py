@@ -12,6 +12,6 @@ from scripts.chaos import chaos
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_random_kills_lose_no_prompt_and_leave_no_process(warm_model: Path, tmp_path: Path):
-    run = chaos(tmp_path / "run", kills=4, seed=20261201, words=["model=hf", f"model.path={warm_model}"])
+    run = chaos(tmp_path / "run", kills=2, seed=20261201, words=["model=hf", f"model.path={warm_model}"])
     print("\n".join(run.events))
     assert run.events
