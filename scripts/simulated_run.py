@@ -23,7 +23,7 @@ from rl.config.algorithms import GRPOConfig
 from rl.config.build import build
 from rl.config.schema import CanaryConfig, Dtype, RunConfig
 from rl.loop import Cadence, Progress, Run, fit
-from rl.protocols import Bucket, EngineCapabilities, PauseMode, RunLogger, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, Meeting, PauseMode, RemoteBucket, RunLogger, UpdateManifest
 from rl.rollout.sampler import Outcome, Part, Sampled
 from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
@@ -188,7 +188,12 @@ class SimulatedSampler:
     async def begin_update(self, manifest: UpdateManifest) -> None:
         await asyncio.sleep(self._speed.publish_s)
 
-    async def receive(self, bucket: Bucket) -> None: ...
+    async def receive(self, bucket: Bucket | RemoteBucket) -> None: ...
+
+    async def weight_groups(self) -> list[str | None]:
+        return [None]
+
+    async def join_group(self, meeting: Meeting, first_rank: int) -> None: ...
 
     async def finish_update(self, version: int) -> None:
         self._version = version
