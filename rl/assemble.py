@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build
-from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig, WeightTransport
+from rl.config.replicas import engine_config, engine_has_own_process, num_params, replicas_of
+from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
 from rl.evaluation.evaluator import TaskEvaluator
 from rl.loggers.fanout import RunLog
@@ -74,7 +74,7 @@ def claim_cluster(config: RunConfig, folder: Path) -> Machines:
 
     `folder` is one that all of them must see.
     """
-    has_actors = config.placement.trainer_ranks > 1 or has_own_process(config)
+    has_actors = config.placement.trainer_ranks > 1 or engine_has_own_process(config)
     if not is_cluster() and config.hardware.nodes > 1:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} needs a Ray cluster of as many machines: start one with "
@@ -86,11 +86,6 @@ def claim_cluster(config: RunConfig, folder: Path) -> Machines:
 
     hardware = config.hardware
     return claim_machines(hardware.nodes, gpus_per_node=hardware.gpus_per_node, folder=folder)
-
-
-def has_own_process(config: RunConfig) -> bool:
-    """Whether the engine is outside this process: several engines are, and one with devices of its own."""
-    return replicas_of(config).count > 1 or isinstance(config.placement, FullyAsyncConfig)
 
 
 def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int, machines: Machines = None) -> Trainer:
@@ -136,7 +131,7 @@ def build_transport(config: RunConfig, run_folder: Path) -> Transport:
 def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = None) -> RolloutEngine:
     """One engine that is colocated lives in this process; several, or one with devices of its own, in their own."""
     replicas = replicas_of(config)
-    if not has_own_process(config):
+    if not engine_has_own_process(config):
         return build(config.backend.rollout, model_folder=model_folder, device=config.hardware.device)
     from rl.rollout.remote import RemoteEngine
 
@@ -169,17 +164,16 @@ def engine_seat(config: RunConfig, machines: list[Machine], index: int) -> Seat:
 def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
     """Environment that gives engine `index` its GPUs, of those that this process may use.
 
-    Fully async, they are those after the trainer's; shared, they begin with the trainer's first.
+    They are those after the trainer's or, where both share, begin with the trainer's first.
     """
     if config.hardware.device == "cpu":
         return {}
-    replicas, ranks = replicas_of(config), config.placement.trainer_ranks
-    is_apart = config.has_engine_devices
-    first, count = ranks if is_apart else 0, replicas.num_groups * replicas.gpus_per_engine
+    replicas, first = replicas_of(config), config.first_engine_gpu
+    count = replicas.num_groups * replicas.gpus_per_engine
     usable = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]
     if len(names) < first + count:
-        needs = f"{first} for the trainer and {count} for the engines" if is_apart else f"{count} for the engines"
+        needs = f"{first} for the trainer and {count} for the engines" if first else f"{count} for the engines"
         raise ConfigError(
             f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); this run needs {first + count}: {needs}. "
             "Unset it, or name more."

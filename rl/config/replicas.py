@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rl.config.build import target_class
-from rl.config.schema import RolloutConfig, RunConfig, ServerRolloutConfig
+from rl.config.schema import FullyAsyncConfig, RolloutConfig, RunConfig, ServerRolloutConfig
 
 HOST_BOUND_PARAMS = 500_000_000
 """Below, a GPU waits for the host between two tokens; see `auto_replicas_per_device`."""
@@ -37,6 +37,11 @@ def replicas_of(config: RunConfig) -> Replicas:
         is_split = rollout.num_gpus > 1 or config.hardware.device == "cpu"
         per_device = 1 if is_split else auto_replicas_per_device(num_params(config))
     return Replicas(rollout.replicas, per_device, rollout.num_gpus)
+
+
+def engine_has_own_process(config: RunConfig) -> bool:
+    """Whether it is outside this process: several engines are, and one that works beside the trainer."""
+    return replicas_of(config).count > 1 or isinstance(config.placement, FullyAsyncConfig)
 
 
 def engine_config(config: RunConfig) -> RolloutConfig:

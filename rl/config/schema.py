@@ -444,9 +444,7 @@ class RunConfig:
     @property
     def first_engine_gpu(self) -> int:
         """The engines' GPUs begin after the trainer's, or with them where the two share."""
-        placement = self.placement
-        is_apart = isinstance(placement, FullyAsyncConfig) and not placement.share_devices
-        return placement.trainer_ranks if is_apart else 0
+        return self.placement.trainer_ranks if self.has_engine_devices else 0
 
     @property
     def window(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rl.config.replicas import replicas_of
-from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig, WeightTransport
+from rl.config.replicas import engine_has_own_process
+from rl.config.schema import ConfigError, RunConfig, WeightTransport
 
 
 def weight_transport(config: RunConfig) -> WeightTransport:
@@ -17,17 +17,13 @@ def weight_transport(config: RunConfig) -> WeightTransport:
         return chosen
     if config.has_engine_devices:
         return WeightTransport.collective
-    return WeightTransport.ipc if _is_in_process(config) else WeightTransport.bytes
-
-
-def _is_in_process(config: RunConfig) -> bool:
-    return not isinstance(config.placement, FullyAsyncConfig) and replicas_of(config).count == 1
+    return WeightTransport.bytes if engine_has_own_process(config) else WeightTransport.ipc
 
 
 def check_weight_transport(config: RunConfig) -> None:
     """Raises ConfigError where the devices do not allow the transport that was asked for."""
     chosen = config.placement.weight_transport
-    if chosen is WeightTransport.ipc and not _is_in_process(config):
+    if chosen is WeightTransport.ipc and engine_has_own_process(config):
         raise ConfigError(
             "placement.weight_transport=ipc needs one engine, on the trainer's devices and in this process: use "
             "placement=colocated with backend.rollout.replicas=1 and replicas_per_device=1, or "
