@@ -45,7 +45,7 @@ _MIN_CHARACTERS = 4
 """A shorter value is no secret: `1` is part of too much."""
 _MIN_CHARACTERS_INSIDE = 6
 """A shorter value is masked only where it stands alone, as a whole or after `=`."""
-_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode")
+_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published")
 _HOST_FACTS = ("name", "nodes", "gpus_per_node", "memory_gib")
 
 

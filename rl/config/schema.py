@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from rl.config.algorithms import AlgorithmConfig
+from rl.config.published import PublishedConfig
 from rl.config.sentinels import SentinelsConfig
 from rl.config.tasks import TaskConfig
 
@@ -299,6 +300,16 @@ class HardwareConfig:
     gpus_per_node: int = 0
     memory_gib: float = MISSING
     """Of one GPU; of the host where device is cpu."""
+    architecture: str | None = None
+    """For example gfx942 or sm_90. None: a CPU."""
+    memory_bandwidth_tb_s: float | None = None
+    """Of one GPU's memory, peak. None: unknown, so no time is predicted."""
+    bf16_tflops: float | None = None
+    """Dense peak of one GPU, without sparsity. None: unknown."""
+    link_gb_s: float | None = None
+    """Between the GPUs of a node: one GPU's links together, both directions. None: unknown or no links."""
+    network_gb_s: float | None = None
+    """Between nodes, of one node, in one direction. None: unknown."""
     trainer_env: dict[str, str] = field(default_factory=dict)
     """Environment of the process that holds the trainer; a value that the user has set already wins."""
     rollout_env: dict[str, str] = field(default_factory=dict)
@@ -417,6 +428,8 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     canary: CanaryConfig = field(default_factory=CanaryConfig)
     sentinels: SentinelsConfig = field(default_factory=SentinelsConfig)
+    published: PublishedConfig | None = None
+    """What the experiment's source claims. None: nothing was published of it."""
 
     @property
     def has_engine_devices(self) -> bool:

@@ -1,0 +1,79 @@
+"""What a published run claims, as data: facts of its source, never a setting of ours. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Statistic(Enum):
+    """How a run's curve becomes the one number that a claim is about."""
+
+    start = "start"
+    """The first value in the window."""
+    max = "max"
+    """The largest value in the window."""
+    settles_at = "settles_at"
+    """The median over the last quarter of the window."""
+    median = "median"
+    mean = "mean"
+    ratio = "ratio"
+    """This run's median over the window, over that of the run of experiment `versus`."""
+
+
+class ClaimOrigin(Enum):
+    vendor_measured = "vendor_measured"
+    """The source says that it was measured on the experiment's hardware."""
+    derived = "derived"
+    """Carried over or computed from another measurement, by the source or by us; the claim's note says how."""
+
+
+class ReadFrom(Enum):
+    """Where in the source a number stands."""
+
+    text = "text"
+    table = "table"
+    figure = "figure"
+    """Read off a picture, so with an error of its own."""
+
+
+@dataclass
+class SourceConfig:
+    title: str = ""
+    url: str | None = None
+    """None: not found."""
+    date: str | None = None
+    commit: str | None = None
+    """Of the code behind the run. None: the source states none."""
+
+
+@dataclass
+class ClaimConfig:
+    """One published number."""
+
+    metric: str = ""
+    """Key of metrics.jsonl that is compared with it."""
+    statistic: Statistic = Statistic.max
+    first_step: int | None = None
+    """Of the window, in our steps, included. None: the run's first."""
+    last_step: int | None = None
+    """Of the window, included. None: the run's last."""
+    value: float = 0.0
+    unit: str = ""
+    versus: str | None = None
+    """Experiment whose run a ratio divides by; None for every other statistic."""
+    tolerance: float = 0.0
+    """Largest absolute difference that counts as reproduced. It is ours: no source gives one."""
+    origin: ClaimOrigin = ClaimOrigin.vendor_measured
+    read_from: ReadFrom = ReadFrom.text
+    note: str = ""
+    """What a reader must know to compare: what one step holds, which denominator, what the source leaves open."""
+
+
+@dataclass
+class PublishedConfig:
+    source: SourceConfig = field(default_factory=SourceConfig)
+    hardware: str = ""
+    """What the source ran on, in its words."""
+    claims: dict[str, ClaimConfig] = field(default_factory=dict)
+    """By a short name, such as `gsm8k_peak`."""
