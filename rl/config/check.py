@@ -51,11 +51,14 @@ RANGES: tuple[Range, ...] = (
     ("backend.trainer.max_tokens_per_micro_batch", POSITIVE, "at least 1"),
     ("backend.trainer.logprob_chunk_tokens", POSITIVE, "at least 1"),
     ("backend.trainer.collective_timeout_s", POSITIVE, "above 0"),
+    ("backend.trainer.tensor_parallel", POSITIVE, "at least 1"),
+    ("backend.trainer.expert_parallel", POSITIVE, "at least 1"),
     ("backend.rollout.max_num_seqs", POSITIVE, "at least 1"),
     ("backend.rollout.replicas", POSITIVE, "at least 1"),
     ("backend.rollout.replicas_per_device", lambda value: value is None or value > 0, "at least 1, or null for auto"),
     ("backend.rollout.tensor_parallel", POSITIVE, "at least 1"),
     ("backend.rollout.memory_fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    ("backend.rollout.max_graph_batch", lambda value: value is None or value > 0, "at least 1, or null"),
     ("backend.rollout.cpu_cache_gib", POSITIVE, "at least 1"),
     ("placement.trainer_ranks", POSITIVE, "at least 1"),
     ("placement.max_staleness", NOT_NEGATIVE, "0 or more"),
@@ -105,6 +108,8 @@ def check_run_config(config: RunConfig) -> None:
     check_in_flight(config)
     check_checkpoints(config)
     check_devices(config)
+    for message in () if config.mode is Mode.plan else not_there_yet(config):
+        raise ConfigError(message)
     check_algorithm(config)
     check_model(config)
     check_evaluation(config)
@@ -280,17 +285,35 @@ def check_sglang(rollout: SGLangRolloutConfig, *, device: str) -> None:
 
 
 def check_megatron(trainer: MegatronConfig, *, num_ranks: int, device: str) -> None:
-    sizes = {"backend.trainer.tensor_parallel": trainer.tensor_parallel, "placement.trainer_ranks": num_ranks}
-    for key, value in sizes.items():
-        if value != 1:
+    """Rules of the layout, whether the trainer can run it yet or not; see `not_there_yet`."""
+    for key, value in (("tensor_parallel", trainer.tensor_parallel), ("expert_parallel", trainer.expert_parallel)):
+        if num_ranks % value:
             raise ConfigError(
-                f"{key}={value}: the Megatron trainer runs on one GPU so far, so this must be 1; more is not there "
-                "yet. Drop the override, or use backend/trainer=fsdp."
+                f"backend.trainer.{key}={value} must divide placement.trainer_ranks={num_ranks}: the ranks are dealt "
+                "out in groups of that size. Change one of the two."
             )
     if device == "cpu":
         raise ConfigError(
             "hardware.device=cpu: Megatron-Core runs on GPUs only. Choose other hardware, or use backend/trainer=fsdp."
         )
+
+
+def not_there_yet(config: RunConfig) -> list[str]:
+    """What the config asks of its parts that they cannot do yet, as messages. A plan counts with it; a run is refused."""
+    trainer = config.backend.trainer
+    if not isinstance(trainer, MegatronConfig):
+        return []
+    sizes = {
+        "backend.trainer.tensor_parallel": trainer.tensor_parallel,
+        "backend.trainer.expert_parallel": trainer.expert_parallel,
+        "placement.trainer_ranks": config.placement.trainer_ranks,
+    }
+    return [
+        f"{key}={value}: the Megatron trainer runs on one GPU so far, so this must be 1; more is not there yet. Drop "
+        "the override, or use backend/trainer=fsdp."
+        for key, value in sizes.items()
+        if value != 1
+    ]
 
 
 def check_machine(config: RunConfig) -> None:

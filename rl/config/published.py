@@ -14,11 +14,12 @@ class Statistic(Enum):
     max = "max"
     """The largest value in the window."""
     settles_at = "settles_at"
-    """The median over the last quarter of the window."""
+    """The median over the last quarter of the window's values."""
     median = "median"
     mean = "mean"
     ratio = "ratio"
-    """This run's median over the window, over that of the run of experiment `versus`."""
+    """This run's median over the window, over that of the run of experiment `versus` where it had trained on the same
+    number of prompts (`prompts_trained`): steps of two placements may hold different data."""
 
 
 class ClaimOrigin(Enum):
@@ -58,6 +59,9 @@ class ClaimConfig:
     """Of the window, in our steps, included. None: the run's first."""
     last_step: int | None = None
     """Of the window, included. None: the run's last."""
+    rows_per_step: int = 1
+    """Rows of metrics.jsonl that hold what one step of the source holds; joined, before the statistic is taken, as the
+    metric's reduction says (rl/loggers/names.py): times are added, shares averaged."""
     value: float = 0.0
     unit: str = ""
     versus: str | None = None
@@ -71,9 +75,31 @@ class ClaimConfig:
 
 
 @dataclass
+class EvidenceConfig:
+    """Why each setting that differs from a default has its value: dotted key -> where it stands, or why. One entry a
+    setting (rl/config/evidence.py says which settings; a test compares)."""
+
+    source: dict[str, str] = field(default_factory=dict)
+    """The source of the published numbers says so."""
+    assumed: dict[str, str] = field(default_factory=dict)
+    """It is silent; the value is that of the public script or default nearest to it, or a guess. The entry says which."""
+    deviation: dict[str, str] = field(default_factory=dict)
+    """Ours differs on purpose."""
+
+
+@dataclass
 class PublishedConfig:
     source: SourceConfig = field(default_factory=SourceConfig)
     hardware: str = ""
     """What the source ran on, in its words."""
+    measured_on: str = ""
+    """The option of conf/hardware that stands for it."""
+    carried_over: dict[str, str] = field(default_factory=dict)
+    """Options of conf/hardware for which the source claims the same figures without a measurement -> its argument.
+    There every claim's origin is `derived`."""
     claims: dict[str, ClaimConfig] = field(default_factory=dict)
     """By a short name, such as `gsm8k_peak`."""
+    evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
+    not_offered: dict[str, str] = field(default_factory=dict)
+    """Settings of the published run, by its name for them, that have no counterpart here or another value -> what
+    happens instead. Each is a deviation."""

@@ -182,11 +182,13 @@ class FSDPConfig(TrainerConfig):
 
 @dataclass
 class MegatronConfig(TrainerConfig):
-    """Megatron-Core's GPTModel, for dense Qwen3 models on one GPU so far."""
+    """Megatron-Core's GPTModel, for dense Qwen3 models on one GPU so far: a plan counts with more, a run refuses it."""
 
     _target_: str = "rl.trainer.megatron_trainer.MegatronTrainer"
     tensor_parallel: int = 1
     """GPUs over which each layer is split. Only 1 so far."""
+    expert_parallel: int = 1
+    """GPUs over which the experts of each layer are dealt out, each expert whole. Only 1 so far."""
 
 
 @dataclass
@@ -231,6 +233,14 @@ class ServerRolloutConfig(RolloutConfig):
     cpu_cache_gib: int = 1
     enforce_eager: bool = False
     """True: no graph capture, nor compilation in vLLM; starts sooner, samples slower."""
+    max_graph_batch: int | None = None
+    """Largest decode batch that is captured as a graph; larger ones are launched kernel by kernel. None: the engine's
+    choice."""
+    attention_backend: str | None = None
+    """The engine's name of it, for example `TRITON_ATTN` in vLLM and `triton` in SGLang. None: the engine's choice; in
+    SGLang on a CPU `torch_native`."""
+    custom_all_reduce: bool = True
+    """Whether an engine on several GPUs may use its own all-reduce kernels in place of NCCL's (RCCL's)."""
 
     @property
     def num_gpus(self) -> int:
@@ -245,8 +255,6 @@ class VLLMRolloutConfig(ServerRolloutConfig):
 @dataclass
 class SGLangRolloutConfig(ServerRolloutConfig):
     _target_: str = "rl.rollout.sglang_engine.SGLangEngine"
-    attention_backend: str | None = None
-    """SGLang's name of it, for example `triton`. None: SGLang's choice; `torch_native` on CPU."""
     sampling_backend: str | None = None
     """None: `pytorch`, which draws each sample from its own seed. With another, `flashinfer`, seeds have no effect."""
 
@@ -263,7 +271,8 @@ class BackendConfig:
 class PlacementConfig:
     _target_: str = MISSING
     trainer_ranks: int = 1
-    """Data-parallel ranks. One runs in this process; more are Ray actors."""
+    """The trainer's processes, each with a GPU where there are any. One runs in this process; more are Ray actors. With
+    FSDP all are data-parallel; of Megatron's, tensor_parallel at a time hold one copy of the dense layers."""
     max_staleness: float = 0.0
     """How many published versions older than the trainer's the oldest trained rollout may be, by admission. A window of
     more than one batch adds to it; `mode=plan` prints the bound that follows, and no run exceeds it."""

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from rl.config.build import target_class
-from rl.config.check import check_data, missing_packages
+from rl.config.check import check_data, missing_packages, not_there_yet
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
@@ -35,6 +35,7 @@ def _parts(config: RunConfig) -> list[str]:
         lines.append(f"{name:<16} {node._target_}")
     lines.append(_model_line(config))
     lines += [f"missing: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
+    lines += [f"refused: {message}" for message in not_there_yet(config)]
     return lines
 
 

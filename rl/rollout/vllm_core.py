@@ -76,6 +76,9 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
             tensor_parallel_size=config.tensor_parallel,
             gpu_memory_utilization=config.memory_fraction,
             enforce_eager=config.enforce_eager or device == "cpu",
+            max_cudagraph_capture_size=None if device == "cpu" else config.max_graph_batch,
+            attention_backend=config.attention_backend,  # type: ignore[arg-type]  # vLLM parses the name
+            disable_custom_all_reduce=not config.custom_all_reduce,
             enable_sleep_mode=device != "cpu",
             logprobs_mode="processed_logprobs",  # after temperature and top-p/top-k: what was sampled from
             worker_extension_cls=WORKER_EXTENSION,

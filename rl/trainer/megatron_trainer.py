@@ -35,7 +35,7 @@ class MegatronTrainer(PolicyRank["MegatronPolicy"]):
 
     def __init__(self, config: MegatronConfig, **arguments: Any):
         """`arguments` are `PolicyRank`'s."""
-        assert config.tensor_parallel == arguments["num_ranks"] == 1, (
+        assert config.tensor_parallel == config.expert_parallel == arguments["num_ranks"] == 1, (
             "more is not there yet; rl.config.check refuses it"
         )
         super().__init__(config, **arguments)

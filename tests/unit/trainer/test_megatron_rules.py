@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from rl.config.build import build
-from rl.config.check import check_megatron
+from rl.config.check import check_megatron, check_run_config, not_there_yet
+from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError, MegatronConfig
 
 
@@ -30,17 +31,36 @@ class _MegatronThatNeedsTriton:
 
 
 @pytest.mark.parametrize(
-    ("tensor_parallel", "num_ranks", "device", "message"),
+    ("words", "message"),
     [
-        (2, 1, "cuda", r"backend\.trainer\.tensor_parallel=2.*not there yet"),
-        (1, 2, "cuda", r"placement\.trainer_ranks=2.*not there yet"),
-        (1, 1, "cpu", r"hardware\.device=cpu.*GPUs only"),
+        (["backend.trainer.tensor_parallel=2", "placement.trainer_ranks=2"], r"backend\.trainer\.tensor_parallel=2"),
+        (["backend.trainer.expert_parallel=2", "placement.trainer_ranks=2"], r"backend\.trainer\.expert_parallel=2"),
+        (["placement.trainer_ranks=2"], r"placement\.trainer_ranks=2"),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(tensor_parallel, num_ranks, device, message):
+def test_what_it_cannot_do_yet_is_refused_by_name_and_can_be_planned(words, message):
+    words = ["backend=megatron_vllm", "hardware=h200x8", *words]
+    with pytest.raises(ConfigError, match=rf"{message}.*not there yet"):
+        check_run_config(compose_run_config(words))
+    plan = compose_run_config([*words, "mode=plan"])
+    check_run_config(plan)
+    assert not_there_yet(plan)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks", "device", "message"),
+    [
+        ({"tensor_parallel": 2}, 3, "cuda", r"backend\.trainer\.tensor_parallel=2 must divide .*trainer_ranks=3"),
+        ({"expert_parallel": 8}, 4, "cuda", r"backend\.trainer\.expert_parallel=8 must divide .*trainer_ranks=4"),
+        ({}, 1, "cpu", r"hardware\.device=cpu.*GPUs only"),
+    ],
+)
+def test_a_layout_that_no_trainer_could_run_is_refused_in_a_plan_too(sizes, num_ranks, device, message):
     with pytest.raises(ConfigError, match=message):
-        check_megatron(MegatronConfig(tensor_parallel=tensor_parallel), num_ranks=num_ranks, device=device)
+        check_megatron(MegatronConfig(**sizes), num_ranks=num_ranks, device=device)
 
 
 def test_one_gpu_is_accepted():
-    check_megatron(MegatronConfig(), num_ranks=1, device="cuda")
+    config = compose_run_config(["backend=megatron_vllm", "hardware=h200x1"])
+    check_run_config(config)
+    assert not_there_yet(config) == []
