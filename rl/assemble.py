@@ -133,6 +133,7 @@ def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = 
     replicas = replicas_of(config)
     if not engine_has_own_process(config):
         return build(config.backend.rollout, model_folder=model_folder, device=config.hardware.device)
+    from rl.rollout.liveness import LONE_PROCESS_LIMIT_S, PROCESS_LIMIT_S
     from rl.rollout.remote import RemoteEngine
 
     def new_engine(index: int) -> RemoteEngine:
@@ -143,6 +144,7 @@ def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = 
             device=config.hardware.device,
             env={**config.hardware.rollout_env, **({} if seat else engine_devices(config, index))},
             seat=seat,
+            silence_limit_s=PROCESS_LIMIT_S if replicas.count > 1 else LONE_PROCESS_LIMIT_S,
         )
 
     if replicas.count == 1:

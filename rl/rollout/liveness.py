@@ -14,6 +14,9 @@ BEAT_INTERVAL_S = 1.0
 PROCESS_LIMIT_S = 7.0
 """Silence of the process's event loop after which it is killed. With the interval below 10 s; the longest pauses of a
 sound loop are copies of a bucket and calls that hold the interpreter's lock, a second or two."""
+LONE_PROCESS_LIMIT_S = 25.0
+"""Likewise of a run's only engine. Nobody can take its groups over, so killing it ends the run, and a sound loop that
+gets no core is as silent as a hanging one: on an overloaded CPU 7 s were not enough."""
 STEP_LIMIT_S = 7.0
 """Silence of the engine itself while nothing but requests runs. It may answer only between two steps, and a step is
 bounded: a prefill of 16,384 tokens by 8 billion parameters is 0.3 PFLOP, less than a second of one GPU."""

@@ -174,7 +174,7 @@ class RemoteEngine:
     """Implements `protocols.RolloutEngine` for the engine that `config` names. `capabilities` are known once started.
 
     `env` is the environment of its process, CUDA_VISIBLE_DEVICES included: Ray gives it no device. A value that the
-    user has set already wins. `seat` says where it runs in a cluster.
+    user has set already wins. `seat` says where it runs in a cluster. Silent for `silence_limit_s`, it is killed.
     """
 
     capabilities: EngineCapabilities
@@ -187,12 +187,14 @@ class RemoteEngine:
         device: str,
         env: dict[str, str] | None = None,
         seat: Seat | None = None,
+        silence_limit_s: float = PROCESS_LIMIT_S,
     ) -> None:
         self._config = config
         self._model_folder = Path(model_folder)
         self._device = device
         self._env = env or {}
         self._seat = seat
+        self._silence_limit_s = silence_limit_s
         self._actor: Any = None
         self._place: Place | None = None
         self._death: str | None = None
@@ -304,8 +306,8 @@ class RemoteEngine:
             await asyncio.sleep(BEAT_INTERVAL_S)
             beat = asyncio.ensure_future(self._ask("beat", self._actor.beat.remote()))
             try:
-                if not await is_done_within(beat, PROCESS_LIMIT_S):
-                    self.kill(f"it has not answered for {PROCESS_LIMIT_S:.0f} s: it hangs.")
+                if not await is_done_within(beat, self._silence_limit_s):
+                    self.kill(f"it has not answered for {self._silence_limit_s:.0f} s: it hangs.")
                 elif (error := beat.exception()) is not None:
                     self.kill(str(error))  # does nothing where the process has died and this is its obituary
             finally:

@@ -10,7 +10,14 @@ import pytest
 
 from rl.protocols import EngineError
 from rl.rollout import liveness
-from rl.rollout.liveness import BEAT_INTERVAL_S, PROCESS_LIMIT_S, STEP_LIMIT_S, Probe, is_done_within
+from rl.rollout.liveness import (
+    BEAT_INTERVAL_S,
+    LONE_PROCESS_LIMIT_S,
+    PROCESS_LIMIT_S,
+    STEP_LIMIT_S,
+    Probe,
+    is_done_within,
+)
 
 
 class Core:
@@ -32,6 +39,10 @@ def probe_of(limit_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Probe, An
     probe = Probe()
     probe.has_sampled = True
     return probe, Core()
+
+
+def test_a_hanging_lone_engine_ends_its_run_within_thirty_seconds():
+    assert PROCESS_LIMIT_S < BEAT_INTERVAL_S + LONE_PROCESS_LIMIT_S < 30
 
 
 def test_the_limits_leave_ten_seconds_for_every_notice():
