@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 MAX_EVIDENCE_CHARS = 300
+TAIL_LINES = 50
+"""Of the log of a process that died: enough for a traceback, and for what came before it."""
 
 
 class FaultClass(StrEnum):
@@ -142,3 +144,15 @@ def _last_statement(lines: Sequence[str]) -> str:
 def _short(line: str) -> str:
     line = line.strip()
     return line if len(line) <= MAX_EVIDENCE_CHARS else f"{line[:MAX_EVIDENCE_CHARS]} ..."
+
+
+def last_lines(log: Path | str | None, count: int = TAIL_LINES) -> str:
+    """The end of a process's log, for the message about its death; empty where the file is not on this machine."""
+    lines = tail(log, count)
+    return "\n".join([f"last lines of {log}:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def tail(log: Path | str | None, count: int = TAIL_LINES) -> list[str]:
+    if log is None or not Path(log).is_file():
+        return []
+    return Path(log).read_text(errors="replace").splitlines()[-count:]

@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rl.config.schema import ConfigError
-from rl.faults import classify, host_oom_kills
+from rl.faults import TAIL_LINES, classify, host_oom_kills, last_lines, tail
 
 OBJECT_STORE_BYTES = 2 * 2**30
 """At most. It holds a few buckets of weights and the rollouts on their way, and is mapped as it fills."""
-
-TAIL_LINES = 50
-"""Of a log, in the message about its process's death."""
 
 START_ATTEMPTS = 3
 """A busy machine may not start a Ray in the 30 s that Ray waits for it."""
@@ -259,22 +256,10 @@ def obituary(what: str, error: BaseException, place: Place | None) -> str:
     has_host_killed = False
     if place is not None and place.host_oom_kills is not None and is_here(place):
         has_host_killed = (host_oom_kills() or 0) > place.host_oom_kills
-    fault = classify(str(error), _tail(log), has_host_killed=has_host_killed)
+    fault = classify(str(error), tail(log), has_host_killed=has_host_killed)
     if isinstance(error, RayTaskError):
         raised = str(error).splitlines()[-TAIL_LINES:]
         last = "\n".join(["last lines of what it raised:", *(f"  {line}" for line in raised)])
     else:
         last = last_lines(log)
     return "\n".join(part for part in (f"{what}: {fault}", last) if part)
-
-
-def last_lines(log: str | None, count: int = TAIL_LINES) -> str:
-    """The end of an actor's log, for the message about its death; empty where the file is not on this machine."""
-    lines = _tail(log, count)
-    return "\n".join([f"last lines of {log}:", *(f"  {line}" for line in lines)]) if lines else ""
-
-
-def _tail(log: str | None, count: int = TAIL_LINES) -> list[str]:
-    if log is None or not os.path.isfile(log):
-        return []
-    return Path(log).read_text(errors="replace").splitlines()[-count:]

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 from multiprocessing import resource_tracker
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,8 +38,3 @@ def describe_exit(exit_code: int | None) -> str:
     if exit_code < 0:
         return f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"ended with exit code {exit_code}"
-
-
-def last_lines(log_file: Path, count: int) -> str:
-    lines = log_file.read_text(errors="replace").splitlines()[-count:] if log_file.exists() else []
-    return f"Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)

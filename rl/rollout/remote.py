@@ -22,6 +22,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
+from rl.faults import last_lines
 from rl.placement.ray_runtime import (
     Place,
     Seat,
@@ -29,7 +30,6 @@ from rl.placement.ray_runtime import (
     end_process,
     ensure_ray,
     is_here,
-    last_lines,
     obituary,
     own_place,
     seat_options,

@@ -30,6 +30,7 @@ import torch.multiprocessing.reductions  # registers how tensors cross processes
 from transformers import AutoTokenizer
 
 from rl.config.schema import SGLangRolloutConfig
+from rl.faults import last_lines
 from rl.protocols import (
     Bucket,
     EngineCapabilities,
@@ -42,7 +43,7 @@ from rl.protocols import (
 from rl.rollout.engine import Engine
 from rl.rollout.manifest_check import ManifestCheck
 from rl.rollout.memory import check_freed
-from rl.rollout.processes import block_interrupts, describe_exit, last_lines
+from rl.rollout.processes import block_interrupts, describe_exit
 from rl.rollout.sampler import Outcome, Part
 from rl.rollout.sglang_environment import is_seeded
 from rl.rollout.sglang_host import Abort, Answer, Call, Close, Failed, Finished, Started, Submit, host_main

@@ -31,8 +31,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from rl.config.schema import ConfigError, VLLMRolloutConfig
+from rl.faults import last_lines
 from rl.protocols import EngineError
-from rl.rollout.processes import describe_exit, last_lines
+from rl.rollout.processes import describe_exit
 from rl.rollout.sampler import Part
 from rl.rollout.versions import warn_if_untested
 from rl.rollout.vllm_requests import collapse_placeholders, sampling_kwargs
@@ -98,7 +99,7 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
                 multiprocess_mode=True,
             )
         except RuntimeError as error:  # "see root cause above", which is in the log
-            raise EngineError(f"vLLM did not start: {error} {last_lines(log_file, LOG_LINES_SHOWN)}") from error
+            raise EngineError(f"vLLM did not start: {error}\n{last_lines(log_file, LOG_LINES_SHOWN)}") from error
     core = Core(engine, log_file=log_file)
     core.rpc("rl_attach")
     return core
@@ -264,7 +265,7 @@ class Core:
         while any(process.exitcode is None for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)  # another thread of vLLM's may be the one that reaps it
         ends = [f"process {process.pid} {describe_exit(process.exitcode)}" for process in self._processes]
-        return f"{', '.join(ends)}. {last_lines(self._log_file, LOG_LINES_SHOWN)}"
+        return f"{', '.join(ends)}\n{last_lines(self._log_file, LOG_LINES_SHOWN)}"
 
     def unblock(self) -> None:
         """Frees the driving thread if it waits for an answer of the dead core, which vLLM itself leaves waiting."""

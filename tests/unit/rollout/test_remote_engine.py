@@ -16,8 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
+from rl.faults import last_lines
 from rl.placement import ray_runtime
-from rl.placement.ray_runtime import actor_env, ensure_ray, last_lines, set_driver_env, shutdown_ray
+from rl.placement.ray_runtime import actor_env, ensure_ray, set_driver_env, shutdown_ray
 from rl.protocols import EngineError
 from rl.rollout.remote import RemoteEngine, _Call, _EngineHost
 from rl.types import FinishReason, Prompt, Rollout, Sampling

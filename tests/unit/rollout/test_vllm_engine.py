@@ -142,7 +142,7 @@ def test_the_cores_death_reaches_every_waiter_within_seconds(folders: list[Path]
         for error in errors:
             assert isinstance(error, EngineError), error
             assert f"process {process.pid} was ended by signal 9 (SIGKILL)" in str(error)
-            assert "Last lines of" in str(error)
+            assert "last lines of" in str(error)
         for call in (sample(engine), engine.policy_version(), engine.sleep()):
             with pytest.raises(EngineError, match="SIGKILL"):
                 await call
