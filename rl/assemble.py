@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build
+from rl.config.lock import published_status
 from rl.config.replicas import engine_config, engine_has_own_process, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
@@ -229,8 +230,9 @@ def assemble(
         run_config=run_config,
         name=name,
         group=config.experiment,
-        tags=[config.experiment] if config.experiment else [],
+        tags=_tags(config),
     )
+    num_gpus, training_gpus = throughput_devices(config)
     return Run(
         trainer=trainer,
         engine=engine,
@@ -255,8 +257,20 @@ def assemble(
         staleness_bound=config.staleness_bound,
         publish_timeout_s=config.stream.stall_timeout_s,
         restore_from=None if checkpoint is None else checkpoint.trainer_folder,
+        num_gpus=num_gpus,
+        training_gpus=training_gpus,
         checkpoint_facts=facts,
     )
+
+
+def _tags(config: RunConfig) -> list[str]:
+    status = published_status(config)
+    return [tag for tag in (config.experiment, status and status.tag) if tag]
+
+
+def throughput_devices(config: RunConfig) -> tuple[int, int]:
+    """GPUs that the run uses, and those of them that train; 0 and 0 on a CPU."""
+    return (0, 0) if config.hardware.device == "cpu" else (config.num_gpus, config.placement.trainer_ranks)
 
 
 def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:

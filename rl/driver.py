@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rl import exit_codes
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
+from rl.config.lock import published_lines, published_status
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.faults import headline
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
@@ -72,15 +73,22 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
 
     machines = claim_cluster(config, run_folder)
     print(f"run folder: {run_folder}", flush=True)
+    for line in published_lines(config):
+        print(line, flush=True)
     if checkpoint is not None:
         print(_resume_line(checkpoint), flush=True)
     plain = to_plain(config)
     policy = prepare_policy(config, run_folder)
+    status = published_status(config)
     facts = write_provenance(
         run_folder,
         overrides=overrides,
         config_plain=plain,
-        extra={"model_folder": str(policy.folder), "task_fingerprint": policy.task_fingerprint},
+        extra={
+            "model_folder": str(policy.folder),
+            "task_fingerprint": policy.task_fingerprint,
+            "published": None if status is None else {"tag": status.tag, "changed": status.changed},
+        },
     )
     run_config = mask_secrets({**plain, "provenance": facts})
     return asyncio.run(

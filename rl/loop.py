@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +76,10 @@ class Run:
     publish_timeout_s: float
     restore_from: Path | None
     """Folder that the trainer continues from; None: a new run."""
+    num_gpus: int = 0
+    """Of trainer and engines together, a shared one once; 0: they are on a CPU."""
+    training_gpus: int = 0
+    """Of the trainer."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: end at the next step boundary, with a checkpoint."""
     checkpoint_facts: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +142,7 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, done) | run.canary.metrics()
     metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=done.batch)
+    metrics |= throughput(groups, step_s=metrics["time/step_s"], num_gpus=run.num_gpus, training_gpus=run.training_gpus)
     trips = run.sentinels.find(metrics)
     metrics["sentinel/trips"] = len(trips)
     rows.add(_Row(progress.step, metrics, groups), evaluation)
@@ -241,6 +246,17 @@ def _step_metrics(run: Run, done: _Trained) -> dict[str, Any]:
         "tokens_trained": progress.tokens_trained,
         "memory/rss_gib": _resident_gib(),
     }
+
+
+def throughput(groups: Sequence[RolloutGroup], *, step_s: float, num_gpus: int, training_gpus: int) -> dict[str, float]:
+    """Of a step that trained on `groups`. Rates per GPU count tokens of prompts and answers, every answer with its
+    prompt, as verl's perf/throughput does; on a CPU (0 GPUs) there are none."""
+    rates = {"throughput/prompts_per_s": len(groups) / step_s}
+    if num_gpus:
+        num_tokens = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        rates["throughput/tokens_per_s_per_gpu"] = num_tokens / step_s / num_gpus
+        rates["throughput/tokens_per_s_per_training_gpu"] = num_tokens / step_s / training_gpus
+    return rates
 
 
 def _resident_gib() -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -16,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rl.config.lock import config_digest
 
 PACKAGES = (
     "rl",
@@ -45,8 +45,6 @@ _MIN_CHARACTERS = 4
 """A shorter value is no secret: `1` is part of too much."""
 _MIN_CHARACTERS_INSIDE = 6
 """A shorter value is masked only where it stands alone, as a whole or after `=`."""
-_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published")
-_HOST_FACTS = ("name", "nodes", "gpus_per_node", "memory_gib")
 
 
 def write_provenance(
@@ -86,15 +84,6 @@ def write_provenance(
     )
     (folder / f"provenance{suffix}.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
-
-
-def config_digest(config_plain: Mapping[str, Any]) -> str:
-    """sha256 of what decides the outcome: all settings but logger, output folder, mode and the host's size and name."""
-    settings = copy.deepcopy({key: value for key, value in config_plain.items() if key not in _NOT_SETTINGS})
-    for key in _HOST_FACTS:
-        settings.get("hardware", {}).pop(key, None)
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def mask_secrets(value: Any) -> Any:

@@ -238,14 +238,12 @@ def check_devices(config: RunConfig) -> None:
         check_sglang(config.backend.rollout, device=hardware.device)
     if hardware.device == "cpu":
         return
-    num_gpus = hardware.nodes * hardware.gpus_per_node
-    engine_gpus = config.backend.rollout.total_gpus
+    num_gpus, wanted = hardware.nodes * hardware.gpus_per_node, config.num_gpus
     remedy = "Choose larger hardware, or lower placement.trainer_ranks, backend.rollout.replicas or tensor_parallel"
+    how = "trainer ranks and engines on the same"
     if config.has_engine_devices:
-        wanted, how = placement.trainer_ranks + engine_gpus, "trainer ranks and engines each on their own"
+        how = "trainer ranks and engines each on their own"
         remedy += ", or set placement.share_devices=true"
-    else:
-        wanted, how = max(placement.trainer_ranks, engine_gpus), "trainer ranks and engines on the same"
     if wanted > num_gpus:
         raise ConfigError(
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. {remedy}."
@@ -299,7 +297,7 @@ def check_megatron(trainer: MegatronConfig, *, num_ranks: int, device: str) -> N
 
 
 def not_there_yet(config: RunConfig) -> list[str]:
-    """What the config asks of its parts that they cannot do yet, as messages. A plan counts with it; a run is refused."""
+    """What the config asks of its parts and they cannot do yet, in messages. A plan counts with it; a run stops."""
     trainer = config.backend.trainer
     if not isinstance(trainer, MegatronConfig):
         return []

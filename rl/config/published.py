@@ -38,6 +38,10 @@ class ReadFrom(Enum):
     """Read off a picture, so with an error of its own."""
 
 
+SPEED_METRICS = ("time/", "throughput/", "memory/")
+"""Beginnings of the keys whose values depend on the hardware."""
+
+
 @dataclass
 class SourceConfig:
     title: str = ""
@@ -82,7 +86,7 @@ class EvidenceConfig:
     source: dict[str, str] = field(default_factory=dict)
     """The source of the published numbers says so."""
     assumed: dict[str, str] = field(default_factory=dict)
-    """It is silent; the value is that of the public script or default nearest to it, or a guess. The entry says which."""
+    """It is silent; the value is that of the nearest public script or default, or a guess. The entry says which."""
     deviation: dict[str, str] = field(default_factory=dict)
     """Ours differs on purpose."""
 
@@ -103,3 +107,10 @@ class PublishedConfig:
     not_offered: dict[str, str] = field(default_factory=dict)
     """Settings of the published run, by its name for them, that have no counterpart here or another value -> what
     happens instead. Each is a deviation."""
+
+
+def origin_on(published: PublishedConfig, claim: ClaimConfig, hardware: str) -> ClaimOrigin | None:
+    """What a claim is on the hardware option of that name. None: a speed, of which the source says nothing there."""
+    if hardware == published.measured_on or not claim.metric.startswith(SPEED_METRICS):
+        return ClaimOrigin.derived if hardware in published.carried_over else claim.origin
+    return ClaimOrigin.derived if hardware in published.carried_over else None

@@ -87,6 +87,13 @@ METRICS: tuple[Metric, ...] = (
         Reduction.SUM,
     ),
     Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
+    Metric("throughput/prompts_per_s", "prompts/s", "prompts trained on over the wall time of the step"),
+    Metric(
+        "throughput/tokens_per_s_per_gpu",
+        "tokens/s/GPU",
+        "tokens of prompts and answers over the wall time of the step and all GPUs of trainer and engines",
+    ),
+    Metric("throughput/tokens_per_s_per_training_gpu", "tokens/s/GPU", "the same over the GPUs of the trainer alone"),
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
     Metric(

@@ -237,6 +237,8 @@ def server_arguments(
     return arguments | {
         "mem_fraction_static": config.memory_fraction,
         "disable_cuda_graph": config.enforce_eager,
+        "cuda_graph_max_bs_decode": config.max_graph_batch,
+        "disable_custom_all_reduce": not config.custom_all_reduce,
         "enable_memory_saver": importlib.util.find_spec("torch_memory_saver") is not None,
     }
 

@@ -1,0 +1,128 @@
+"""Whether a run has the settings of its experiment as they are locked in experiments/resolved, and what differs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl.config.load import to_plain
+from rl.config.published import origin_on
+from rl.config.register import package_folder
+from rl.config.schema import RunConfig
+
+LINES_SHOWN = 12
+"""Of settings that differ."""
+
+_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published", "ray")
+_HOST_FACTS = (
+    "name",
+    "nodes",
+    "gpus_per_node",
+    "memory_gib",
+    "memory_bandwidth_tb_s",
+    "bf16_tflops",
+    "link_gb_s",
+    "network_gb_s",
+)
+
+
+def deciding_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run's outcome: all but logger, folder, mode, Ray's address and the host's name, size, speed."""
+    settings = copy.deepcopy({key: value for key, value in plain.items() if key not in _NOT_SETTINGS})
+    for key in _HOST_FACTS:
+        settings.get("hardware", {}).pop(key, None)
+    return settings
+
+
+def config_digest(plain: Mapping[str, Any]) -> str:
+    """sha256 of `deciding_settings`."""
+    canonical = json.dumps(deciding_settings(plain), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value. Lists and empty mappings are values."""
+    if not isinstance(node, Mapping) or (not node and prefix):
+        return {prefix.removesuffix("."): node}
+    found: dict[str, Any] = {}
+    for name, value in node.items():
+        found |= flat(value, f"{prefix}{name}.")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStatus:
+    """How a run stands to the experiment that it is named after."""
+
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Dotted key -> (locked value, ours); None where one side does not have the key."""
+
+    @property
+    def tag(self) -> str:
+        """`published` or `modified`."""
+        return "modified" if self.changed else "published"
+
+
+def lock_file(experiment: str) -> Path:
+    return package_folder("experiments") / "resolved" / f"{experiment}.yaml"
+
+
+def published_status(config: RunConfig) -> PublishedStatus | None:
+    """None where the experiment publishes nothing or is not locked."""
+    if config.experiment is None or config.published is None or not lock_file(config.experiment).is_file():
+        return None
+    locked = flat(yaml.safe_load(lock_file(config.experiment).read_text(encoding="utf-8")))
+    ours = flat(deciding_settings(to_plain(config)))
+    keys = [*locked, *(key for key in ours if key not in locked)]
+    absent = object()
+    return PublishedStatus(
+        {key: (locked.get(key), ours.get(key)) for key in keys if locked.get(key, absent) != ours.get(key, absent)}
+    )
+
+
+def published_lines(config: RunConfig) -> list[str]:
+    """For people, at the start of a run: which settings are not the locked ones, and what follows from the hardware.
+
+    Empty where nothing is published of the experiment.
+    """
+    status, published = published_status(config), config.published
+    if status is None or published is None:
+        return []
+    of_hardware = [key for key in status.changed if key.startswith("hardware.")]
+    others = [key for key in status.changed if key not in of_hardware]
+    lines = [f"{status.tag}: the settings of {config.experiment} as locked"]
+    if status.changed:
+        lines = [f"{status.tag}: {len(status.changed)} settings are not those locked for {config.experiment}"]
+    for key in others[:LINES_SHOWN]:
+        locked, ours = status.changed[key]
+        lines.append(f"  {key}: {_shown(locked)} -> {_shown(ours)}")
+    if len(others) > LINES_SHOWN:
+        lines.append(f"  and {len(others) - LINES_SHOWN} more, see provenance.json")
+    if of_hardware:
+        lines.append(f"  hardware={config.hardware.name}: {len(of_hardware)} of its architecture and environment")
+    return lines + _claim_lines(config)
+
+
+def _claim_lines(config: RunConfig) -> list[str]:
+    published, hardware = config.published, config.hardware.name
+    assert published is not None
+    if hardware == published.measured_on:
+        return []
+    if hardware in published.carried_over:
+        return [f"  every claim is derived on {hardware}: {published.carried_over[hardware]}"]
+    lost = [name for name, claim in published.claims.items() if origin_on(published, claim, hardware) is None]
+    measured = f"published of {published.measured_on} ({published.hardware})"
+    if not lost:
+        return [f"  {measured}; no claim is about speed, so all stay comparable"]
+    return [f"  {measured}: not comparable on {hardware}, because they are about speed: {', '.join(lost)}"]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,141 @@
+"""Locks of experiments: up to date, broken by a changed default, and what a run is told about them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl.config import lock
+from rl.config.algorithms import ClippedConfig, GRPOConfig
+from rl.config.compose import compose_run_config
+from rl.config.lock import PublishedStatus, deciding_settings, flat, lock_file, published_lines, published_status
+from rl.config.register import experiment_files
+from scripts import lock_experiments
+
+NAME = "qwen3_8b_grpo"
+
+
+def test_locks_and_readme_are_up_to_date(capsys):
+    assert lock_experiments.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_changed_default_breaks_the_lock(monkeypatch, capsys):
+    monkeypatch.setattr(ClippedConfig.__dataclass_fields__["clip_high"], "default", 0.3)
+    monkeypatch.setattr(GRPOConfig.__dataclass_fields__["clip_high"], "default", 0.3)
+    assert lock_experiments.main(["--check"]) == 1
+    said = capsys.readouterr()
+    assert "-  clip_high: 0.2" in said.out and "+  clip_high: 0.3" in said.out
+    assert "python scripts/lock_experiments.py" in said.err
+
+
+def test_a_lock_without_an_experiment_is_removed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "resolved").mkdir()
+    (tmp_path / "resolved" / "gone.yaml").write_text("seed: 0\n")
+    monkeypatch.setattr(lock_experiments, "FOLDER", tmp_path)
+    assert lock_experiments.main(["--check"]) == 1
+    assert lock_experiments.main([]) == 0
+    assert sorted(path.stem for path in (tmp_path / "resolved").iterdir()) == sorted(experiment_files())
+    assert lock_experiments.main(["--check"]) == 0
+    capsys.readouterr()
+
+
+def test_the_experiment_as_it_is_is_published_whatever_logs_it_and_wherever_it_runs():
+    words = [f"experiment={NAME}", "logger=wandb", "output_dir=x", "mode=plan", "ray.address=10.0.0.1:6379"]
+    status = published_status(compose_run_config(words))
+    assert status == PublishedStatus({}) and status.tag == "published"
+    assert published_lines(compose_run_config(words)) == [f"published: the settings of {NAME} as locked"]
+
+
+def test_settings_that_differ_are_named_with_both_values():
+    config = compose_run_config([f"experiment={NAME}", "algorithm.clip_high=0.28", "backend.trainer.optimizer.lr=2e-6"])
+    status = published_status(config)
+    assert status is not None and status.tag == "modified"
+    assert status.changed == {"algorithm.clip_high": (0.2, 0.28), "backend.trainer.optimizer.lr": (1e-6, 2e-6)}
+    assert "  algorithm.clip_high: 0.2 -> 0.28" in published_lines(config)
+
+
+def test_a_setting_that_only_one_side_has_is_a_difference():
+    config = compose_run_config([f"experiment={NAME}", "algorithm=dr_grpo"])
+    status = published_status(config)
+    assert status is not None
+    assert status.changed["algorithm.advantage_scale"] == ("group", None)
+    assert status.changed["algorithm._target_"] == ("rl.algorithms.grpo.GRPO", "rl.algorithms.dr_grpo.DrGRPO")
+
+
+@pytest.mark.parametrize("words", [[], ["experiment=quickstart"], [f"experiment={NAME}", "published=null"]])
+def test_where_nothing_is_published_there_is_no_status(words):
+    config = compose_run_config(words)
+    assert published_status(config) is None and published_lines(config) == []
+
+
+def test_without_a_lock_there_is_no_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "package_folder", lambda name: tmp_path / name)
+    assert published_status(compose_run_config([f"experiment={NAME}"])) is None
+
+
+def test_on_other_hardware_the_claims_that_are_lost_are_named():
+    config = compose_run_config(["experiment=qwen3_5_35b_a3b_grpo_fully_async", "hardware=h200x8"])
+    lines = "\n".join(published_lines(config))
+    assert lines.startswith("modified: ") and "hardware=h200x8" in lines
+    assert (
+        "not comparable on h200x8, because they are about speed: throughput_all_gpus, throughput_training_gpus, "
+        "throughput_over_colocated"
+    ) in lines
+
+
+def test_on_the_hardware_that_a_source_argues_about_every_claim_is_derived():
+    config = compose_run_config([f"experiment={NAME}", "hardware=mi355xx8"])
+    first, second = published_lines(config)
+    assert first == f"published: the settings of {NAME} as locked"  # the same architecture and environment
+    assert second.strip().startswith("every claim is derived on mi355xx8: the blog argues")
+
+
+def test_a_lock_holds_what_decides_and_nothing_of_the_host():
+    locked = yaml.safe_load(lock_file(NAME).read_text(encoding="utf-8"))
+    assert not {"logger", "output_dir", "mode", "clean", "published", "ray"} & set(locked)
+    assert set(locked["hardware"]) == {"device", "architecture", "trainer_env", "rollout_env"}
+    assert deciding_settings(locked) == locked
+
+
+def test_keys_are_dotted_and_lists_and_empty_mappings_are_values():
+    assert flat({"a": {"b": 1, "c": {}, "d": [1, {"e": 2}]}, "f": None}) == {
+        "a.b": 1,
+        "a.c": {},
+        "a.d": [1, {"e": 2}],
+        "f": None,
+    }
+
+
+def test_locks_travel_in_a_wheel_and_are_no_experiments(tmp_path, monkeypatch):
+    """The wheel holds experiments/ as rl/_experiments, subfolders and all (pyproject.toml, force-include)."""
+    register = importlib.import_module("rl.config.register")
+    pyproject = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'experiments = "rl/_experiments"' in pyproject
+    assert lock_file(NAME) == register.package_folder("experiments") / "resolved" / f"{NAME}.yaml"
+    assert NAME in experiment_files() and not [name for name in experiment_files() if "resolved" in name]
+    files = {path.parent.name for path in experiment_files().values()}
+    assert files == {register.package_folder("experiments").name}
+
+
+def test_a_result_is_shown_beside_its_claim_and_one_of_other_settings_is_marked(tmp_path, monkeypatch):
+    config = compose_run_config([f"experiment={NAME}"])
+    monkeypatch.setattr(lock_experiments, "FOLDER", tmp_path)
+    assert "pending" in lock_experiments.readme_text({NAME: config})
+    digest = lock.config_digest(lock_experiments.to_plain(config))
+    claims = {"gsm8k_peak": {"ours": 0.9512, "verdict": "reproduced"}}
+    made = [
+        {"hardware": "8x MI350X", "config_digest": digest, "gpu_hours": 41.6, "seeds": [0, 1], "claims": claims},
+        {"hardware": "8x H200", "config_digest": "other", "gpu_hours": 52.0, "claims": claims},
+    ]
+    (tmp_path / "results").mkdir()
+    file = tmp_path / "results" / f"{NAME}.yaml"
+    file.write_text(yaml.safe_dump(made))
+    rows = [row for row in lock_experiments.readme_text({NAME: config}).splitlines() if "`gsm8k_peak`" in row]
+    assert rows[0].endswith("| 0.956 +- 0.012 | 0.9512 (2 seeds) | reproduced | 8x MI350X | 42 |")
+    assert rows[1].endswith("| 0.9512 | reproduced (modified) | 8x H200 | 52 |")
+    file.write_text(yaml.safe_dump([{"claims": {"gsm8k_peek": {}}}]))
+    with pytest.raises(ValueError, match="gsm8k_peek: the experiment makes no such claim"):
+        lock_experiments.readme_text({NAME: config})
