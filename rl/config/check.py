@@ -113,6 +113,7 @@ def check_run_config(config: RunConfig) -> None:
     check_algorithm(config)
     check_model(config)
     check_evaluation(config)
+    check_plan(config)
     num_prompts = check_data(config)
     if num_prompts is not None and config.mode is not Mode.eval:
         check_num_steps(config, num_prompts)
@@ -225,6 +226,17 @@ def check_evaluation(config: RunConfig) -> None:
         raise ConfigError(f"evaluation.checkpoint={folder}: there is no such folder. Give a run folder.")
 
 
+def check_plan(config: RunConfig) -> None:
+    limit, mean = config.task.sampling.max_new_tokens, config.plan.response_tokens
+    if config.plan.data and config.mode is not Mode.plan:
+        raise ConfigError(f"plan.data=true is for mode=plan (got mode={config.mode.value}). Drop it.")
+    if mean is not None and not 1 <= mean <= limit:
+        raise ConfigError(
+            f"plan.response_tokens={mean:g} must be 1 to task.sampling.max_new_tokens={limit}: it is the mean length "
+            "that answers are expected to have."
+        )
+
+
 def check_devices(config: RunConfig) -> None:
     hardware, placement = config.hardware, config.placement
     _ = config.driver_env  # raises where the two environments contradict each other
@@ -318,6 +330,7 @@ def check_machine(config: RunConfig) -> None:
     """What this machine must have to run `config`; a plan may be made anywhere."""
     for package, remedy in missing_packages(config).items():
         raise ConfigError(f"this run needs the package '{package}', which is not installed. {remedy}")
+    target_class(config.model._target_).check_present(config.model)
     has_gpu = any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl"))
     if config.hardware.device != "cpu" and not has_gpu:
         raise ConfigError(

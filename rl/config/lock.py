@@ -20,7 +20,7 @@ from rl.config.schema import RunConfig
 LINES_SHOWN = 12
 """Of settings that differ."""
 
-_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published", "ray")
+_NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published", "plan", "ray")
 _HOST_FACTS = (
     "name",
     "nodes",
@@ -34,10 +34,14 @@ _HOST_FACTS = (
 
 
 def deciding_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a run's outcome: all but logger, folder, mode, Ray's address and the host's name, size, speed."""
+    """What decides a run's outcome: all but logger, folder, mode, Ray's address and the host's name, size, speed.
+
+    Claims, the plan's assumptions and the model's sizes are no settings.
+    """
     settings = copy.deepcopy({key: value for key, value in plain.items() if key not in _NOT_SETTINGS})
     for key in _HOST_FACTS:
         settings.get("hardware", {}).pop(key, None)
+    settings.get("model", {}).pop("shape", None)  # a fact about model.path
     return settings
 
 

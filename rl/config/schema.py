@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from rl.config.algorithms import AlgorithmConfig
 from rl.config.published import PublishedConfig
 from rl.config.sentinels import SentinelsConfig
+from rl.config.shape import ModelShape
 from rl.config.tasks import TaskConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -122,7 +123,10 @@ class ModelConfig:
     chat_template: str | None = None
     """None: the tokenizer's own. `plain`: message contents joined, for base models."""
     num_params: int | None = None
-    """Parameters. None: read from the model's files."""
+    """Parameters. None: counted from the shape, or read from the model's files."""
+    shape: ModelShape | None = None
+    """Its sizes, for plans made where its config.json is not; where it is, the two are compared. None: only from
+    config.json."""
 
 
 @dataclass
@@ -351,6 +355,16 @@ class RayConfig:
 
 
 @dataclass
+class PlanConfig:
+    """What a plan is told besides the run's settings."""
+
+    response_tokens: float | None = None
+    """Mean length of an answer, from which seconds are predicted. None: half of task.sampling.max_new_tokens."""
+    data: bool = False
+    """mode=plan also reads the data: rows, template, over-long prompts, a test of the reward. Ten seconds."""
+
+
+@dataclass
 class EvaluationConfig:
     every: int = 0
     """Steps between evaluations; 0: never during training."""
@@ -437,6 +451,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     canary: CanaryConfig = field(default_factory=CanaryConfig)
     sentinels: SentinelsConfig = field(default_factory=SentinelsConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     published: PublishedConfig | None = None
     """What the experiment's source claims. None: nothing was published of it."""
 

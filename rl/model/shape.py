@@ -1,36 +1,35 @@
-"""Sizes of a model from its config.json: what a plan needs, without torch and without weights."""
+"""Sizes of a model from its config.json, without torch and without weights."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl.config.schema import ConfigError
+from rl.config.shape import ModelShape
 
 _QKV_BIAS = {"qwen2"}
 """Model types whose q, k and v projections have biases although no key of the config says so."""
-_QK_NORM = {"qwen3"}
+_QK_NORM = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"}
 """Model types that normalize queries and keys per head."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Of the language model; a vision tower is not counted."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied_embeddings: bool
-    num_params: int | None
-    """Counted for dense models; None for others (experts, linear attention), where the formula would be wrong."""
+_GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
+"""Model types whose query projection also holds a gate."""
+_COUNTED_EXPERTS = {"qwen3_moe", "qwen3_next", "qwen3_5_moe"}
+"""Model types with experts whose parameters `ModelShape` accounts for, each layer with experts."""
+SIZE_KEYS = {
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "num_experts"),
+    "num_local_experts",
+    *("num_experts_per_tok", "layer_types", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+}
+"""Keys of config.json that a shape depends on."""
+_NOT_COUNTED = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -59,41 +58,63 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
             f"config.json of model type {config.get('model_type')!r} has no {error}: its shape cannot be read. "
             "Set model.num_params, or use a model that names its sizes as Llama and Qwen do."
         ) from error
+    model_type = str(text.get("model_type", "")).removesuffix("_text")
+    kinds = list(text.get("layer_types") or ())
+    is_hybrid = "linear_attention" in kinds
+    has_experts = model_type in _COUNTED_EXPERTS
     shape = ModelShape(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or hidden // heads,
-        ffn=ffn,
+        ffn=0 if has_experts else ffn,
         vocab=vocab,
         tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-        num_params=None,
+        qkv_bias=model_type in _QKV_BIAS or bool(text.get("attention_bias")),
+        output_bias=bool(text.get("attention_bias")) and model_type != "qwen2",
+        ffn_bias=bool(text.get("mlp_bias")),
+        qk_norm=model_type in _QK_NORM,
+        gated_attention=model_type in _GATED_ATTENTION,
+        attention_layers=kinds.count("full_attention") if is_hybrid else None,
+        **(_linear_sizes(text) if is_hybrid else {}),
+        **(_expert_sizes(text) if has_experts else {}),
     )
-    is_dense = not any(key in text for key in ("num_experts", "num_local_experts", "n_routed_experts")) and all(
-        kind in ("full_attention", "sliding_attention") for kind in text.get("layer_types") or ()
-    )
-    if not is_dense:
-        return shape
-    return replace(shape, num_params=_dense_params(shape, text))
+    return replace(shape, num_params=shape.counted_params() if _is_counted(shape, text, model_type) else None)
 
 
-def _dense_params(shape: ModelShape, text: Mapping[str, Any]) -> int:
-    """Parameters of a decoder with gated feed-forward layers and RMS norms: Llama, Mistral, Qwen2, Qwen3."""
-    model_type = str(text.get("model_type", "")).removesuffix("_text")
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = shape.hidden * (2 * queries + 2 * keys)
-    if text.get("attention_bias") and model_type != "qwen2":
-        attention += queries + 2 * keys + shape.hidden
-    elif model_type in _QKV_BIAS:
-        attention += queries + 2 * keys
-    if model_type in _QK_NORM:
-        attention += 2 * shape.head_dim
-    feed_forward = 3 * shape.hidden * shape.ffn
-    if text.get("mlp_bias"):
-        feed_forward += 2 * shape.ffn + shape.hidden
-    embeddings = shape.vocab * shape.hidden * (1 if shape.tied_embeddings else 2)
-    return shape.layers * (attention + feed_forward + 2 * shape.hidden) + shape.hidden + embeddings
+def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:
+    """Of the Gated DeltaNets; empty for layers of another kind."""
+    keys = {
+        "linear_key_heads": "linear_num_key_heads",
+        "linear_value_heads": "linear_num_value_heads",
+        "linear_key_dim": "linear_key_head_dim",
+        "linear_value_dim": "linear_value_head_dim",
+        "linear_conv_kernel": "linear_conv_kernel_dim",
+    }
+    return {name: text[key] for name, key in keys.items()} if all(key in text for key in keys.values()) else {}
+
+
+def _expert_sizes(text: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        "experts": text.get("num_experts") or text.get("num_local_experts") or 0,
+        "experts_per_token": text.get("num_experts_per_tok", 0),
+        "expert_ffn": text.get("moe_intermediate_size", 0),
+        "shared_expert_ffn": text.get("shared_expert_intermediate_size", 0),
+    }
+
+
+def _is_counted(shape: ModelShape, text: Mapping[str, Any], model_type: str) -> bool:
+    """Whether the sizes account for every parameter."""
+    kinds = set(text.get("layer_types") or ())
+    if "linear_attention" in kinds and not (shape.linear_conv_kernel and model_type in _GATED_ATTENTION):
+        return False
+    if kinds - {"full_attention", "sliding_attention", "linear_attention"}:
+        return False
+    if not any(key in text for key in _NOT_COUNTED):
+        return True
+    all_have_experts = not text.get("mlp_only_layers") and text.get("decoder_sparse_step", 1) == 1
+    return bool(shape.experts and shape.experts_per_token and shape.expert_ffn) and all_have_experts
 
 
 def params_in_files(folder: Path) -> int | None:

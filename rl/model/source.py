@@ -8,12 +8,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from rl.config.schema import HUB_ID, ConfigError, ModelConfig
-from rl.model.shape import ModelShape, params_in_files, read_config_json, shape_of
+from rl.config.shape import ModelShape
+from rl.model.shape import SIZE_KEYS, params_in_files, read_config_json, shape_of
 from rl.protocols import Task
 
 CHAT_TEMPLATES = ("plain",)
@@ -43,18 +44,32 @@ class HuggingFaceModel:
         folder = local_folder(config)
         if folder is None:
             return
-        read_config_json(folder)
+        values = read_config_json(folder)
+        if config.shape is not None:
+            _check_shape(config.shape, shape_of(values), folder)
         _check_weights(folder)
         _check_tokenizer(folder, config)
 
     @classmethod
+    def check_present(cls, config: ModelConfig) -> None:
+        """Raises ConfigError where the model is not here and cannot be fetched."""
+        if local_folder(config) is None and not _may_download():
+            raise ConfigError(
+                f"model.path={config.path}: no such folder here, HF_HUB_OFFLINE=1 is set, and the hub's cache does not "
+                f"hold it. {_OFFLINE_REMEDY}"
+            )
+
+    @classmethod
     def shape(cls, config: ModelConfig) -> ModelShape | None:
-        """From config.json with the overrides; None for a hub id."""
+        """From config.json with the overrides or, where there is none here, from model.shape; None without either."""
         folder = local_folder(config)
-        if folder is None:
+        if folder is not None:
+            shape = shape_of(merged(read_config_json(folder), config.hf_overrides))
+            return replace(shape, num_params=config.num_params or shape.num_params or params_in_files(folder))
+        if config.shape is None or _overrides_size(config.hf_overrides):
             return None
-        shape = shape_of(merged(read_config_json(folder), config.hf_overrides))
-        return replace(shape, num_params=config.num_params or shape.num_params or params_in_files(folder))
+        shape = config.shape
+        return replace(shape, num_params=config.num_params or shape.num_params or shape.counted_params())
 
     def prepare(self, folder: Path, *, seed: int) -> Path:
         """The model's folder. `folder` is written to only where config.json differs from the original's.
@@ -94,7 +109,8 @@ _OFFLINE_REMEDY = "Without a network, give a local folder: model.path=FOLDER."
 
 
 def local_folder(config: ModelConfig) -> Path | None:
-    """The folder that `config.path` names; None for a hub id. With HF_HUB_OFFLINE=1 a hub id is its cached snapshot."""
+    """The folder that `config.path` names; None for a hub id. With HF_HUB_OFFLINE=1 a hub id is its snapshot in the
+    hub's cache, and None where there is none."""
     path = Path(config.path).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -103,17 +119,34 @@ def local_folder(config: ModelConfig) -> Path | None:
             f"model.path={config.path}: there is no such folder. Give a folder in Hugging Face layout, or a hub id "
             "(owner/name)."
         )
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if not constants.HF_HUB_OFFLINE:
+    if _may_download():
         return None
+    from huggingface_hub import try_to_load_from_cache
+
     cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
-    if not isinstance(cached, str):
-        raise ConfigError(
-            f"model.path={config.path}: no such folder here, HF_HUB_OFFLINE=1 is set, and the hub's cache does not "
-            f"hold it. {_OFFLINE_REMEDY}"
-        )
-    return Path(cached).parent
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _may_download() -> bool:
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE
+
+
+def _overrides_size(overrides: Mapping[str, Any]) -> bool:
+    below = [value for value in overrides.values() if isinstance(value, Mapping)]
+    return bool(SIZE_KEYS & overrides.keys()) or any(_overrides_size(value) for value in below)
+
+
+def _check_shape(written: ModelShape, real: ModelShape, folder: Path) -> None:
+    """Raises ConfigError where model.shape is not what config.json says."""
+    for item in fields(ModelShape):
+        one, other = getattr(written, item.name), getattr(real, item.name)
+        if one != other and not (item.name == "num_params" and one is None):
+            raise ConfigError(
+                f"model.shape.{item.name}={one}, but {folder}/config.json makes it {other}. Is model.path another "
+                "model? Correct model.shape, or set model.shape=null to take every size from config.json."
+            )
 
 
 def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.schema import ConfigError, TinyModelConfig
-from rl.model.shape import ModelShape, shape_of
+from rl.config.shape import ModelShape
+from rl.model.shape import shape_of
 from rl.model.warm_start import is_warm_started, warm_start
 from rl.protocols import Task
 
@@ -35,8 +36,8 @@ class TinyModel:
             raise ConfigError(f"model.heads={config.heads} must be a multiple of model.kv_heads={config.kv_heads}.")
         if config.head_dim % 2:
             raise ConfigError(f"model.head_dim={config.head_dim} must be even: rotary positions turn pairs.")
-        unused = {"path": "tiny", "revision": None, "hf_overrides": {}, "chat_template": None, "num_params": None}
-        for name, value in unused.items():
+        unused = {"path": "tiny", "revision": None, "hf_overrides": {}, "chat_template": None}
+        for name, value in (unused | {"num_params": None, "shape": None}).items():
             if getattr(config, name) != value:
                 raise ConfigError(
                     f"model.{name}={getattr(config, name)} has no meaning for model=tiny, which is made from its "
@@ -52,6 +53,10 @@ class TinyModel:
                 raise ConfigError(f"model.warm_start.{name}={getattr(warm, name)} must be above 0.")
         if warm.lr_warmup_steps < 0:
             raise ConfigError(f"model.warm_start.lr_warmup_steps={warm.lr_warmup_steps} must be 0 or more.")
+
+    @classmethod
+    def check_present(cls, config: TinyModelConfig) -> None:
+        """It is made."""
 
     @classmethod
     def shape(cls, config: TinyModelConfig) -> ModelShape:

@@ -22,9 +22,6 @@ import torch.distributed as dist
 
 from rl.protocols import EngineError, Meeting
 
-TIMEOUT_S = 60.0
-"""Forming a group and broadcasting a bucket take seconds; the first collective of NCCL may take some tens."""
-
 _POLL_S = 0.0005
 _EVERYBODY = "everybody is here"
 

@@ -3,6 +3,8 @@
 in this process    trainer -> bucket -> engine                            Handed, HostBytes
 on a way of theirs  rank 0's outlet ~~~~~~~~~~~~~~~> inlets of the workers   Collective, Disk
                        driver: post, then tell the engine what comes
+
+Imports no torch: a plan asks the placements, which publish through this.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl.protocols import EngineError, Trainer, UpdateSession
-from rl.weights.collective import TIMEOUT_S
-from rl.weights.disk import remove_stale
+
+COLLECTIVE_TIMEOUT_S = 60.0
+"""Forming a group and broadcasting a bucket take seconds; the first collective of NCCL may take some tens."""
 
 
 class Transport(Protocol):
@@ -62,7 +65,7 @@ class Collective:
 
     num_attempts = 2
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
 
     async def move(self, trainer: Trainer, session: UpdateSession) -> int:
@@ -92,6 +95,8 @@ class Disk:
         self._folder = folder
 
     async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+        from rl.weights.disk import remove_stale
+
         remove_stale(self._folder)
         try:
             return await _post_all(trainer, session, "store", str(self._folder))

@@ -30,6 +30,7 @@ CONFIG_DOOR = {
     "rl.config.algorithms",
     "rl.config.published",
     "rl.config.sentinels",
+    "rl.config.shape",
     "rl.config.tasks",
     "rl.config.build",
 }
@@ -55,11 +56,13 @@ MODULES = {
     "rl.config.algorithms": set(),
     "rl.config.published": set(),
     "rl.config.sentinels": set(),
+    "rl.config.shape": set(),
     "rl.config.tasks": set(),
     "rl.config.schema": {
         "rl.config.algorithms",
         "rl.config.published",
         "rl.config.sentinels",
+        "rl.config.shape",
         "rl.config.tasks",
     },
     "rl.sentinels": {"rl.config.schema", "rl.config.sentinels"},

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError, ModelConfig, TinyModelConfig
+from rl.config.shape import ModelShape
 from rl.model.shape import params_in_files, shape_of
 from rl.model.source import HuggingFaceModel
 from rl.model.tiny import TinyModel
@@ -56,6 +59,8 @@ def test_parameters_are_those_of_the_real_model(family, overrides, tied, tmp_pat
     "overrides",
     [
         {"model_type": "qwen3_moe", "num_experts": 4},
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+        | {"mlp_only_layers": [0]},
         {"model_type": "mixtral", "num_local_experts": 4},
         {"model_type": "deepseek_v3", "n_routed_experts": 4},
         {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention", "full_attention"]},
@@ -63,6 +68,100 @@ def test_parameters_are_those_of_the_real_model(family, overrides, tied, tmp_pat
 )
 def test_parameters_are_not_guessed_where_the_formula_would_be_wrong(overrides):
     assert shape_of({"model_type": "qwen3"} | SIZES | overrides).num_params is None
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 8}
+DELTA_NETS = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3_moe", EXPERTS),
+        ("qwen3_next", EXPERTS | DELTA_NETS | {"shared_expert_intermediate_size": 12}),
+        ("qwen3_5_moe_text", EXPERTS | DELTA_NETS | {"shared_expert_intermediate_size": 12}),
+        ("qwen3_5_text", DELTA_NETS | {"head_dim": 8}),
+    ],
+)
+def test_parameters_with_experts_and_delta_nets_are_those_of_the_real_model(family, overrides):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **SIZES, **overrides)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_of(config.to_dict())
+    assert shape.num_params == shape.counted_params() == num_params(model)
+    if "layer_types" in overrides:
+        assert (shape.full_attention_layers, shape.linear_layers) == (1, 2)
+
+
+PUBLISHED = ("qwen3_8b", "qwen2_5_math_7b", "qwen3_5_35b_a3b")
+
+
+def published_shape(name: str) -> ModelShape:
+    model = compose_run_config([f"model={name}"]).model
+    assert model.shape is not None
+    return replace(model.shape, num_params=model.shape.counted_params())
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "active", "kv_bytes"),
+    [
+        ("qwen3_8b", 8_190_735_360, 8_190_735_360 - 151936 * 4096, 147456),
+        ("qwen2_5_math_7b", 7_615_616_512, 7_615_616_512 - 152064 * 3584, 57344),
+        ("qwen3_5_35b_a3b", 34_660_610_688, 2_946_429_568, 20480),
+    ],
+)
+def test_sizes_of_the_published_models(name: str, params: int, active: int, kv_bytes: int):
+    """Counted by hand from the same shapes: 2 (keys and values) x layers x heads x width x 2 bytes of cache a token."""
+    shape = published_shape(name)
+    assert shape.num_params == params
+    assert shape.active_params == active
+    assert shape.kv_bytes_per_token(bytes_per_element=2) == kv_bytes
+
+
+def test_parts_of_a_layer_with_experts_and_of_a_gated_delta_net():
+    shape = published_shape("qwen3_5_35b_a3b")
+    assert shape.linear_attention_params == 33_718_464
+    assert shape.attention_params == 27_263_488
+    assert shape.ffn_params == 808_978_432
+    assert shape.all_expert_params == 40 * 256 * 3_145_728 == 32_212_254_720
+    # 30 layers x 32 heads x 128 x 128 in fp32, and 3 earlier inputs of 8,192 channels in bf16.
+    assert shape.state_bytes_per_sequence(bytes_per_element=2) == 62_914_560 + 1_474_560
+
+
+def test_a_forward_pass_takes_two_operations_a_parameter_and_four_a_position_seen():
+    shape = published_shape("qwen3_8b")
+    assert shape.forward_flops(1, 0) == 2 * shape.active_params
+    assert shape.forward_flops(10, 500) == 10 * (2 * shape.active_params + 4 * 36 * 32 * 128 * 500)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_written_shape_is_that_of_the_class_in_transformers(name: str):
+    """With the sizes of config.json that decide it, as far as the class's defaults are not the model's."""
+    from transformers import AutoConfig
+
+    shape = published_shape(name)
+    families = {"qwen3_8b": "qwen3", "qwen2_5_math_7b": "qwen2", "qwen3_5_35b_a3b": "qwen3_5_moe_text"}
+    values: dict[str, Any] = {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": False,
+    }
+    if shape.ffn:
+        values["intermediate_size"] = shape.ffn
+    config = AutoConfig.for_model(families[name], **values)
+    assert shape_of(config.to_dict()) == shape
 
 
 def test_the_shape_of_a_vision_model_is_that_of_its_text_part():

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl.config.schema import ConfigError, ModelConfig
+from rl.config.shape import ModelShape
 from rl.model.source import HuggingFaceModel, merged
 from tests.tiny_models import write_tiny_qwen3
 
@@ -86,7 +88,32 @@ def test_a_hub_id_without_a_network_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"HF_HUB_OFFLINE=1 is set.*cache does not hold it.*model\.path=FOLDER"):
-        model_of("nobody/no-such-model-anywhere")
+        HuggingFaceModel.check_present(ModelConfig(name="hf", path="nobody/no-such-model-anywhere"))
+
+
+def test_a_plan_needs_no_download_where_the_shape_is_written_down(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    sizes = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10)
+    config = ModelConfig(name="hf", path="nobody/no-such-model-anywhere", shape=sizes)
+    HuggingFaceModel.check(config)
+    # A layer: 8 x (16 + 8) attention, 3 x 8 x 16 feed-forward, 16 norms = 592; 2 x 10 x 8 + 8 outside.
+    assert HuggingFaceModel.shape(config) == replace(sizes, num_params=2 * 592 + 168)
+    config.hf_overrides = {"max_position_embeddings": 7}
+    assert HuggingFaceModel.shape(config) is not None
+    config.hf_overrides = {"text_config": {"hidden_size": 16}}  # then nobody knows the sizes
+    assert HuggingFaceModel.shape(config) is None
+
+
+def test_a_written_shape_that_is_not_the_model_s_is_refused(tiny_qwen3):
+    shape = HuggingFaceModel.shape(ModelConfig(name="hf", path=str(tiny_qwen3)))
+    assert shape is not None
+    HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=replace(shape, num_params=None)))
+    wrong = replace(shape, kv_heads=shape.kv_heads + 1)
+    with pytest.raises(ConfigError, match=r"model\.shape\.kv_heads=\d+, but .*config\.json makes it \d+"):
+        HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=wrong))
 
 
 @pytest.mark.parametrize(
