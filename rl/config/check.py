@@ -6,12 +6,14 @@ Everything here runs before a model loads and imports no torch.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rl.config.algorithms import CISPOConfig, DAPOConfig, OldLogprobs
 from rl.config.build import target_class
+from rl.config.platform_rules import check_platform
 from rl.config.schema import (
     ColocatedConfig,
     ConfigError,
@@ -108,6 +110,7 @@ def check_run_config(config: RunConfig) -> None:
     check_in_flight(config)
     check_checkpoints(config)
     check_devices(config)
+    check_platform(config, environ={})
     for message in () if config.mode is Mode.plan else not_there_yet(config):
         raise ConfigError(message)
     check_algorithm(config)
@@ -331,6 +334,7 @@ def check_machine(config: RunConfig) -> None:
     for package, remedy in missing_packages(config).items():
         raise ConfigError(f"this run needs the package '{package}', which is not installed. {remedy}")
     target_class(config.model._target_).check_present(config.model)
+    check_platform(config, environ=os.environ)
     has_gpu = any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl"))
     if config.hardware.device != "cpu" and not has_gpu:
         raise ConfigError(
@@ -353,6 +357,10 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
         )
     if isinstance(config.backend.trainer, MegatronConfig):
         needed["megatron"] = "Run: bash scripts/install_megatron.sh."
+    joins_cluster = config.ray.address is not None or bool(os.environ.get("RAY_ADDRESS"))
+    if (config.hardware.architecture or "").startswith("gfx") and joins_cluster:
+        # Ray counts AMD's GPUs by it, and without it finds none, and says nothing.
+        needed["amdsmi"] = "Install it on every machine from ROCm's own copy: pip install /opt/rocm/share/amd_smi."
     return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}
 
 

@@ -92,17 +92,25 @@ def experiment_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(package_folder("experiments").glob("*.yaml"))}
 
 
+_stored: dict[str, tuple[Path, int, int]] = {}
+"""Experiments in Hydra's store -> their file, its time and size. To read all takes longer than to compose one."""
+
+
 def register_all() -> None:
     """Idempotent. A broken experiment file raises ConfigError naming the file."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
-    store.store(name="schema_run", node=RunConfig)
-    for group, classes in GROUPS.items():
-        for config_class in classes:
-            store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
+    if "schema_run.yaml" not in store.repo:
+        store.store(name="schema_run", node=RunConfig)
+        for group, classes in GROUPS.items():
+            for config_class in classes:
+                store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
     for name, path in experiment_files().items():
+        facts = path.stat()
+        if _stored.get(name) == (path, facts.st_mtime_ns, facts.st_size):
+            continue
         try:
             node = OmegaConf.load(path)
         except (OSError, ValueError, SyntaxError) as error:
@@ -112,6 +120,7 @@ def register_all() -> None:
                 raise
             raise ConfigError(f"experiment file {path} is not valid YAML: {error}") from error
         store.store(group="experiment", name=name, node=node, package="_global_", provider=str(path))
+        _stored[name] = (path, facts.st_mtime_ns, facts.st_size)
 
 
 def option_names(group: str) -> list[str]:

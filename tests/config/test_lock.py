@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rl.config import lock
-from rl.config.algorithms import ClippedConfig, GRPOConfig
 from rl.config.compose import compose_run_config
 from rl.config.lock import PublishedStatus, deciding_settings, flat, lock_file, published_lines, published_status
-from rl.config.register import experiment_files
+from rl.config.register import experiment_files, package_folder
 from scripts import lock_experiments
 
 NAME = "qwen3_8b_grpo"
+
+
+@pytest.fixture
+def one_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compose all takes seconds."""
+    files = {NAME: experiment_files()[NAME]}
+    monkeypatch.setattr(lock_experiments, "experiment_files", lambda: files)
 
 
 def test_locks_and_readme_are_up_to_date(capsys):
     assert lock_experiments.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_changed_default_breaks_the_lock(monkeypatch, capsys):
-    monkeypatch.setattr(ClippedConfig.__dataclass_fields__["clip_high"], "default", 0.3)
-    monkeypatch.setattr(GRPOConfig.__dataclass_fields__["clip_high"], "default", 0.3)
+def test_a_changed_default_breaks_the_lock(own_files: Path, one_experiment: None, capsys):
+    with (own_files / "conf" / "algorithm" / "grpo.yaml").open("a") as file:
+        file.write("clip_high: 0.3\n")
     assert lock_experiments.main(["--check"]) == 1
     said = capsys.readouterr()
     assert "-  clip_high: 0.2" in said.out and "+  clip_high: 0.3" in said.out
     assert "python scripts/lock_experiments.py" in said.err
 
 
-def test_a_lock_without_an_experiment_is_removed(tmp_path, monkeypatch, capsys):
+def test_a_lock_without_an_experiment_is_removed(tmp_path, one_experiment: None, monkeypatch, capsys):
     (tmp_path / "resolved").mkdir()
     (tmp_path / "resolved" / "gone.yaml").write_text("seed: 0\n")
     monkeypatch.setattr(lock_experiments, "FOLDER", tmp_path)
     assert lock_experiments.main(["--check"]) == 1
     assert lock_experiments.main([]) == 0
-    assert sorted(path.stem for path in (tmp_path / "resolved").iterdir()) == sorted(experiment_files())
+    assert [path.stem for path in (tmp_path / "resolved").iterdir()] == [NAME]
     assert lock_experiments.main(["--check"]) == 0
     capsys.readouterr()
 
@@ -109,15 +114,13 @@ def test_keys_are_dotted_and_lists_and_empty_mappings_are_values():
     }
 
 
-def test_locks_travel_in_a_wheel_and_are_no_experiments(tmp_path, monkeypatch):
+def test_locks_travel_in_a_wheel_and_are_no_experiments():
     """The wheel holds experiments/ as rl/_experiments, subfolders and all (pyproject.toml, force-include)."""
-    register = importlib.import_module("rl.config.register")
     pyproject = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'experiments = "rl/_experiments"' in pyproject
-    assert lock_file(NAME) == register.package_folder("experiments") / "resolved" / f"{NAME}.yaml"
-    assert NAME in experiment_files() and not [name for name in experiment_files() if "resolved" in name]
-    files = {path.parent.name for path in experiment_files().values()}
-    assert files == {register.package_folder("experiments").name}
+    folder = package_folder("experiments")
+    assert lock_file(NAME) == folder / "resolved" / f"{NAME}.yaml" and lock_file(NAME).is_file()
+    assert {path.parent for path in experiment_files().values()} == {folder}
 
 
 def test_a_result_is_shown_beside_its_claim_and_one_of_other_settings_is_marked(tmp_path, monkeypatch):

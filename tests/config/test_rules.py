@@ -80,12 +80,14 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-ALGORITHM_OF = {
+PART_OF = {
     "algorithm.gamma": ["algorithm=reinforce_pp"],
     "algorithm.max_sampled_batches": ["algorithm=dapo"],
     "algorithm.overlong_penalty": ["algorithm=dapo"],
+    "backend.trainer.tensor_parallel": ["backend/trainer=megatron"],
+    "backend.trainer.expert_parallel": ["backend/trainer=megatron"],
 }
-"""Keys that only one algorithm has."""
+"""Keys that only one part has."""
 
 GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
 EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
@@ -119,9 +121,9 @@ def test_a_range_refuses_what_is_outside_and_takes_what_is_inside(key):
     outside, inside = VALUES[key]
     for value in outside:
         with pytest.raises(ConfigError, match=rf"^{key}={value} is out of range: it must be "):
-            check_ranges(put(config_with("backend/rollout=vllm", *ALGORITHM_OF.get(key, [])), key, value))
+            check_ranges(put(config_with("backend/rollout=vllm", *PART_OF.get(key, [])), key, value))
     for value in inside:
-        check_ranges(put(config_with("backend/rollout=vllm", *ALGORITHM_OF.get(key, [])), key, value))
+        check_ranges(put(config_with("backend/rollout=vllm", *PART_OF.get(key, [])), key, value))
 
 
 def test_the_quickstart_obeys_every_rule():
