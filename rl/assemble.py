@@ -270,7 +270,8 @@ def _tags(config: RunConfig) -> list[str]:
 
 def throughput_devices(config: RunConfig) -> tuple[int, int]:
     """GPUs that the run uses, and those of them that train; 0 and 0 on a CPU."""
-    return (0, 0) if config.hardware.device == "cpu" else (config.num_gpus, config.placement.trainer_ranks)
+    num_gpus = config.num_gpus_used
+    return num_gpus, config.placement.trainer_ranks if num_gpus else 0
 
 
 def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:

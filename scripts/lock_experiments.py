@@ -106,7 +106,7 @@ def readme_text(configs: dict[str, RunConfig]) -> str:
 
 def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterator[str]:
     results = read_results(name, published)
-    num_gpus = config.num_gpus
+    num_gpus = config.num_gpus_used
     yield f"## `{name}`\n"
     yield f"Published of {published.hardware}. Settings as locked: {num_gpus} GPUs of `{published.measured_on}`."
     source = published.source

@@ -253,12 +253,14 @@ def check_devices(config: RunConfig) -> None:
         check_sglang(config.backend.rollout, device=hardware.device)
     if hardware.device == "cpu":
         return
-    num_gpus, wanted = hardware.nodes * hardware.gpus_per_node, config.num_gpus
+    num_gpus = hardware.nodes * hardware.gpus_per_node
+    wanted = config.num_gpus_used
     remedy = "Choose larger hardware, or lower placement.trainer_ranks, backend.rollout.replicas or tensor_parallel"
-    how = "trainer ranks and engines on the same"
     if config.has_engine_devices:
         how = "trainer ranks and engines each on their own"
         remedy += ", or set placement.share_devices=true"
+    else:
+        how = "trainer ranks and engines on the same"
     if wanted > num_gpus:
         raise ConfigError(
             f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. {remedy}."

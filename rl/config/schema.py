@@ -479,15 +479,17 @@ class RunConfig:
         return {**trainer_env, **rollout_env}
 
     @property
-    def num_gpus(self) -> int:
-        """Devices that trainer and engines have together, a shared one counted once, where there are any."""
-        trainer, engines = self.placement.trainer_ranks, self.backend.rollout.total_gpus
-        return trainer + engines if self.has_engine_devices else max(trainer, engines)
-
-    @property
     def first_engine_gpu(self) -> int:
         """The engines' GPUs begin after the trainer's, or with them where the two share."""
         return self.placement.trainer_ranks if self.has_engine_devices else 0
+
+    @property
+    def num_gpus_used(self) -> int:
+        """GPUs that trainer and engines take together; 0 on a CPU."""
+        if self.hardware.device == "cpu":
+            return 0
+        ranks, engine_gpus = self.placement.trainer_ranks, self.backend.rollout.total_gpus
+        return ranks + engine_gpus if self.has_engine_devices else max(ranks, engine_gpus)
 
     @property
     def window(self) -> int:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rl.config import lock
+from rl.config.algorithms import DrGRPOConfig
 from rl.config.compose import compose_run_config
 from rl.config.lock import PublishedStatus, deciding_settings, flat, lock_file, published_lines, published_status
 from rl.config.register import experiment_files, package_folder
+from rl.config.schema import Mode, RunConfig, WandbLoggerConfig
 from scripts import lock_experiments
 
 NAME = "qwen3_8b_grpo"
+
+
+@cache
+def _composed(*words: str) -> RunConfig:
+    return compose_run_config(list(words))
+
+
+def config_of(*words: str) -> RunConfig:
+    return deepcopy(_composed(*words))
 
 
 @pytest.fixture
@@ -48,41 +61,54 @@ def test_a_lock_without_an_experiment_is_removed(tmp_path, one_experiment: None,
 
 
 def test_the_experiment_as_it_is_is_published_whatever_logs_it_and_wherever_it_runs():
-    words = [f"experiment={NAME}", "logger=wandb", "output_dir=x", "mode=plan", "ray.address=10.0.0.1:6379"]
-    status = published_status(compose_run_config(words))
+    config = config_of(f"experiment={NAME}")
+    config.logger, config.output_dir, config.mode = WandbLoggerConfig(), "x", Mode.plan
+    config.ray.address, config.hardware.network_gb_s = "10.0.0.1:6379", 50.0
+    status = published_status(config)
     assert status == PublishedStatus({}) and status.tag == "published"
-    assert published_lines(compose_run_config(words)) == [f"published: the settings of {NAME} as locked"]
+    assert published_lines(config) == [f"published: the settings of {NAME} as locked"]
 
 
 def test_settings_that_differ_are_named_with_both_values():
-    config = compose_run_config([f"experiment={NAME}", "algorithm.clip_high=0.28", "backend.trainer.optimizer.lr=2e-6"])
+    config = config_of(f"experiment={NAME}")
+    config.seed, config.backend.trainer.optimizer.lr = 1, 2e-6
     status = published_status(config)
     assert status is not None and status.tag == "modified"
-    assert status.changed == {"algorithm.clip_high": (0.2, 0.28), "backend.trainer.optimizer.lr": (1e-6, 2e-6)}
-    assert "  algorithm.clip_high: 0.2 -> 0.28" in published_lines(config)
+    assert status.changed == {"seed": (0, 1), "backend.trainer.optimizer.lr": (1e-6, 2e-6)}
+    assert published_lines(config) == [
+        f"modified: 2 settings are not those locked for {NAME}",
+        "  seed: 0 -> 1",
+        "  backend.trainer.optimizer.lr: 1e-06 -> 2e-06",
+    ]
 
 
 def test_a_setting_that_only_one_side_has_is_a_difference():
-    config = compose_run_config([f"experiment={NAME}", "algorithm=dr_grpo"])
+    config = config_of(f"experiment={NAME}")
+    settings = {**vars(config.algorithm), "_target_": DrGRPOConfig._target_}
+    del settings["advantage_scale"]
+    config.algorithm = DrGRPOConfig(**settings)
     status = published_status(config)
     assert status is not None
-    assert status.changed["algorithm.advantage_scale"] == ("group", None)
-    assert status.changed["algorithm._target_"] == ("rl.algorithms.grpo.GRPO", "rl.algorithms.dr_grpo.DrGRPO")
+    assert status.changed == {
+        "algorithm._target_": ("rl.algorithms.grpo.GRPO", "rl.algorithms.dr_grpo.DrGRPO"),
+        "algorithm.advantage_scale": ("group", None),
+    }
 
 
-@pytest.mark.parametrize("words", [[], ["experiment=quickstart"], [f"experiment={NAME}", "published=null"]])
-def test_where_nothing_is_published_there_is_no_status(words):
-    config = compose_run_config(words)
-    assert published_status(config) is None and published_lines(config) == []
+def test_where_nothing_is_published_there_is_no_status():
+    config = config_of(f"experiment={NAME}")
+    config.published = None
+    for other in (config, config_of("experiment=quickstart")):
+        assert published_status(other) is None and published_lines(other) == []
 
 
 def test_without_a_lock_there_is_no_status(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "package_folder", lambda name: tmp_path / name)
-    assert published_status(compose_run_config([f"experiment={NAME}"])) is None
+    assert published_status(config_of(f"experiment={NAME}")) is None
 
 
 def test_on_other_hardware_the_claims_that_are_lost_are_named():
-    config = compose_run_config(["experiment=qwen3_5_35b_a3b_grpo_fully_async", "hardware=h200x8"])
+    config = config_of("experiment=qwen3_5_35b_a3b_grpo_fully_async", "hardware=h200x8")
     lines = "\n".join(published_lines(config))
     assert lines.startswith("modified: ") and "hardware=h200x8" in lines
     assert (
@@ -92,7 +118,7 @@ def test_on_other_hardware_the_claims_that_are_lost_are_named():
 
 
 def test_on_the_hardware_that_a_source_argues_about_every_claim_is_derived():
-    config = compose_run_config([f"experiment={NAME}", "hardware=mi355xx8"])
+    config = config_of(f"experiment={NAME}", "hardware=mi355xx8")
     first, second = published_lines(config)
     assert first == f"published: the settings of {NAME} as locked"  # the same architecture and environment
     assert second.strip().startswith("every claim is derived on mi355xx8: the blog argues")
@@ -124,7 +150,7 @@ def test_locks_travel_in_a_wheel_and_are_no_experiments():
 
 
 def test_a_result_is_shown_beside_its_claim_and_one_of_other_settings_is_marked(tmp_path, monkeypatch):
-    config = compose_run_config([f"experiment={NAME}"])
+    config = config_of(f"experiment={NAME}")
     monkeypatch.setattr(lock_experiments, "FOLDER", tmp_path)
     assert "pending" in lock_experiments.readme_text({NAME: config})
     digest = lock.config_digest(lock_experiments.to_plain(config))
