@@ -135,7 +135,9 @@ def test_the_rules_of_rocm_leave_other_hardware_alone():
 @pytest.mark.parametrize("name", ROCM)
 def test_profiles_of_rocm_pass_their_own_rules_with_every_engine(name):
     graphs = "backend.rollout.max_graph_batch=64"
-    check_platform(config_of(f"hardware={name}", "backend/rollout=vllm", "placement=fully_async", graphs), environ={})
+    for placement in ("colocated", "fully_async"):
+        words = [f"hardware={name}", "backend/rollout=vllm", f"placement={placement}", graphs]
+        check_platform(config_of(*words), environ={})
     triton = "backend.rollout.attention_backend=triton"
     check_platform(config_of(f"hardware={name}", "backend/rollout=sglang", graphs, triton), environ={})
 
