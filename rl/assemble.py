@@ -230,7 +230,7 @@ def assemble(
         run_config=run_config,
         name=name,
         group=config.experiment,
-        tags=_tags(config),
+        tags=tracker_tags(config),
     )
     num_gpus, training_gpus = throughput_devices(config)
     return Run(
@@ -263,7 +263,8 @@ def assemble(
     )
 
 
-def _tags(config: RunConfig) -> list[str]:
+def tracker_tags(config: RunConfig) -> list[str]:
+    """The experiment, and whether its settings are the locked ones."""
     status = published_status(config)
     return [tag for tag in (config.experiment, status and status.tag) if tag]
 

@@ -87,7 +87,7 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
         extra={
             "model_folder": str(policy.folder),
             "task_fingerprint": policy.task_fingerprint,
-            "published": None if status is None else {"tag": status.tag, "changed": status.changed},
+            "published": None if status is None else status.facts(),
         },
     )
     run_config = mask_secrets({**plain, "provenance": facts})

@@ -30,7 +30,8 @@ def help_text() -> str:
     lines = ["Groups (group=option):"]
     lines += [_entry(group, option_names(group)) for group in groups]
     lines += ["", "Experiments (experiment=NAME):"]
-    lines += [f"  {name:<18}{_headline(name)}" for name in experiment_files()]
+    width = max(len(name) for name in experiment_files()) + 2
+    lines += [f"  {name:<{width}}{_headline(name)}" for name in experiment_files()]
     return COMMANDS + "\n" + "\n".join(lines)
 
 

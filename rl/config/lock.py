@@ -73,6 +73,10 @@ class PublishedStatus:
         """`published` or `modified`."""
         return "modified" if self.changed else "published"
 
+    def facts(self) -> dict[str, Any]:
+        """For provenance.json."""
+        return {"tag": self.tag, "changed": {key: list(values) for key, values in self.changed.items()}}
+
 
 def lock_file(experiment: str) -> Path:
     return package_folder("experiments") / "resolved" / f"{experiment}.yaml"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rl.assemble import tracker_tags
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
 from rl.config.compose import compose_run_config
@@ -75,6 +76,7 @@ def test_settings_that_differ_are_named_with_both_values():
     status = published_status(config)
     assert status is not None and status.tag == "modified"
     assert status.changed == {"seed": (0, 1), "backend.trainer.optimizer.lr": (1e-6, 2e-6)}
+    assert status.facts() == {"tag": "modified", "changed": {key: list(pair) for key, pair in status.changed.items()}}
     assert published_lines(config) == [
         f"modified: 2 settings are not those locked for {NAME}",
         "  seed: 0 -> 1",
@@ -93,6 +95,14 @@ def test_a_setting_that_only_one_side_has_is_a_difference():
         "algorithm._target_": ("rl.algorithms.grpo.GRPO", "rl.algorithms.dr_grpo.DrGRPO"),
         "algorithm.advantage_scale": ("group", None),
     }
+
+
+def test_a_tracker_gets_the_experiment_and_the_tag():
+    config = config_of(f"experiment={NAME}")
+    assert tracker_tags(config) == [NAME, "published"]
+    config.seed = 1
+    assert tracker_tags(config) == [NAME, "modified"]
+    assert tracker_tags(config_of("experiment=quickstart")) == ["quickstart"]
 
 
 def test_where_nothing_is_published_there_is_no_status():

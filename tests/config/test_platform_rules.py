@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl.config.check import missing_packages
+from rl.config.check import check_devices, missing_packages
 from rl.config.compose import compose_run_config
 from rl.config.platform_rules import check_platform
 from rl.config.register import option_names
@@ -123,6 +123,13 @@ def test_a_trainer_s_expandable_segments_count_where_an_engine_shares_its_proces
         check_platform(config, environ={})
     off = {f"hardware.{env}_env.PYTORCH_ALLOC_CONF": "expandable_segments:False" for env in ("trainer", "rollout")}
     check_platform(config_of(VLLM, settings=settings | off), environ={})
+
+
+def test_sixteen_and_sixteen_gpus_fit_four_machines_of_eight_and_not_three():
+    experiment = "experiment=qwen2_5_math_7b_dapo_fully_async"
+    check_devices(config_of(experiment))
+    with pytest.raises(ConfigError, match=r"hardware=mi300xx8 has 24 GPU\(s\) and this run needs 32: .*each on their"):
+        check_devices(config_of(experiment, settings={"hardware.nodes": 3}))
 
 
 def test_the_rules_of_rocm_leave_other_hardware_alone():
