@@ -48,8 +48,7 @@ def _run(words: list[str]) -> int:
     if config.mode is Mode.plan:
         from rl.plan.report import print_plan
 
-        print_plan(config)
-        return 0
+        return print_plan(config)
     check_machine(config)
     from rl.run_folder import create_run_folder
 

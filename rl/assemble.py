@@ -22,7 +22,7 @@ from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
 from rl.placement.ray_runtime import Seat, is_cluster
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
-from rl.run_folder import Checkpoint, Checkpoints
+from rl.run_folder import BYTES_PER_PARAM, Checkpoint, Checkpoints
 from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.tasks.base import sampling_of
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     Machines = list[Machine] | None
     """Of a cluster; None: the run has this machine and a Ray of its own."""
-
-CHECKPOINT_BYTES_PER_PARAM = 12
-"""fp32 weights and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +285,7 @@ def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:
         run_folder,
         keep_last=config.checkpoint.keep_last,
         scores=scores,
-        first_bytes=CHECKPOINT_BYTES_PER_PARAM * (num_params(config) or 0),
+        first_bytes=BYTES_PER_PARAM * (num_params(config) or 0),
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 PLAIN_LINE_EVERY_S = 10.0
 
@@ -23,6 +25,8 @@ class ProgressLine:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        from rich.console import Console  # a plan imports the tasks, not this
+
         self._label = label
         self._total = total
         self._console = console or Console()
@@ -33,6 +37,8 @@ class ProgressLine:
 
     def __enter__(self) -> ProgressLine:
         if self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             self._live = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),

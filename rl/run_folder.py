@@ -33,6 +33,8 @@ CHECKPOINT = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
 STATE = "state.json"
 TRAINER = "trainer"
+BYTES_PER_PARAM = 12
+"""Of a checkpoint: fp32 weights and AdamW's two moments."""
 WRITING = "writing-"
 DELETING = "deleting-"
 

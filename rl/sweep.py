@@ -109,12 +109,14 @@ def _run_child(folder: Path, words: list[str]) -> int:
 
 
 def _plan(points: list[Point]) -> int:
+    """The worst exit code of them."""
     from rl.plan.report import print_plan
 
+    codes = []
     for index, point in enumerate(points):
         print(f"\n[{index + 1}/{len(points)}] {point.label}")
-        print_plan(point.config)
-    return 0
+        codes.append(print_plan(point.config))
+    return max(codes)
 
 
 def _report(points: list[Point], results: list[int], folders: list[Path]) -> int:

@@ -139,17 +139,17 @@ def calibrate() -> Calibration:
     shapes = [_decoding_of_one_batch(row.gpus // GPUS_PER_REPLICA) for row in COLOCATED]
     gpus = np.array([row.gpus for row in COLOCATED], dtype=float)
     per_gpu = np.stack([np.ones(len(gpus)), 1 / gpus], axis=1)
-    step_s, sequence_s = _fit(np.array(shapes, dtype=float), [row.gen for row in COLOCATED])
+    step_s, sequence_s = fit(np.array(shapes, dtype=float), [row.gen for row in COLOCATED])
     return Calibration(
         step_s=step_s,
         sequence_s=sequence_s,
-        update=_fit(per_gpu, [row.update for row in COLOCATED]),
-        old_logprobs=_fit(per_gpu, [row.old_logprobs for row in COLOCATED]),
+        update=fit(per_gpu, [row.update for row in COLOCATED]),
+        old_logprobs=fit(per_gpu, [row.old_logprobs for row in COLOCATED]),
         publish_s=float(np.median([row.other for row in COLOCATED])),
     )
 
 
-def _fit(columns: np.ndarray, values: list[float]) -> tuple[float, float]:
+def fit(columns: np.ndarray, values: list[float]) -> tuple[float, float]:
     weighted = columns / np.array(values)[:, None]
     target = np.ones(len(values))
     candidates = [np.linalg.lstsq(weighted, target, rcond=None)[0]]

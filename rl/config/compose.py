@@ -45,7 +45,7 @@ def open_node_words(words: list[str]) -> list[str]:
 def compose_plain(words: list[str]) -> dict[str, Any]:
     words = open_node_words(words)
     overrides = parse_overrides(words)
-    register_all()
+    register_all([str(override.value()) for override in overrides if override.key_or_group == "experiment"])
     for override in overrides:
         _check_option(override)
     for override in overrides:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,11 @@ _stored: dict[str, tuple[Path, int, int]] = {}
 """Experiments in Hydra's store -> their file, its time and size. To read all takes longer than to compose one."""
 
 
-def register_all() -> None:
-    """Idempotent. A broken experiment file raises ConfigError naming the file."""
+def register_all(experiments: Collection[str] | None = None) -> None:
+    """Idempotent. A broken experiment file raises ConfigError naming the file.
+
+    `experiments`: which are read; None: all, half a second with what they say of their sources.
+    """
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
@@ -108,6 +112,8 @@ def register_all() -> None:
             for config_class in classes:
                 store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
     for name, path in experiment_files().items():
+        if experiments is not None and name not in experiments:
+            continue
         facts = path.stat()
         if _stored.get(name) == (path, facts.st_mtime_ns, facts.st_size):
             continue

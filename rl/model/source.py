@@ -121,10 +121,19 @@ def local_folder(config: ModelConfig) -> Path | None:
         )
     if _may_download():
         return None
+    if not _has_cache(config.path):  # asked first: the next import takes a second
+        return None
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _has_cache(hub_id: str) -> bool:
+    from huggingface_hub import constants
+
+    folder = constants.REPO_ID_SEPARATOR.join(["models", *hub_id.split("/")])
+    return Path(constants.HF_HUB_CACHE, folder).is_dir()
 
 
 def _may_download() -> bool:

@@ -1,29 +1,52 @@
-"""`mode=plan`: what a run will do and where, in a second, without torch and without a GPU."""
+"""`mode=plan`: what a run will do, where, and whether it fits; in two seconds, without torch and without a GPU."""
 
 from __future__ import annotations
 
-import math
+import textwrap
 from typing import Any
 
+from rl import exit_codes
 from rl.config.build import target_class
-from rl.config.check import check_data, missing_packages, not_there_yet
+from rl.config.check import missing_packages
+from rl.config.published import ClaimConfig
 from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig, WeightTransport
+from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
+from rl.plan.forecast import TIGHT, Forecast, best_knob, cannot_run, forecast
+from rl.plan.measured import measured_lines
+from rl.plan.memory import GIB, Phase, host_bytes
+from rl.plan.work import disk_lines, time_lines, work_lines
 
 NODES = ("model", "algorithm", "backend.trainer", "backend.rollout", "placement", "task", "logger")
 
 
-def print_plan(config: RunConfig) -> None:
-    """Parts, devices, work per step. Raises ConfigError where a part's own check refuses."""
-    lines = [f"plan of {config.experiment or 'the defaults'} (starts nothing)", ""]
-    for title, body in (
+def print_plan(config: RunConfig) -> int:
+    """The page of `rl ... mode=plan`; the exit code: 2 where the run does not fit or cannot run.
+
+    Raises ConfigError where a part's own check refuses.
+    """
+    found = forecast(config)
+    sections = [
         ("parts", _parts(config)),
         ("devices", _devices(config)),
-        ("work", _work(config)),
-    ):
-        lines += [title, *(f"  {line}" for line in body), ""]
-    print("\n".join(lines).rstrip())
+        ("memory", _memory(config, found)),
+        ("work", work_lines(config, found)),
+        ("time, predicted", time_lines(config, found)),
+        ("disk", disk_lines(config, found)),
+        ("measured last", measured_lines(config)),
+        ("published", _claims(config)),
+    ]
+    if config.plan.data:
+        from rl.plan.data import data_lines
+
+        sections.append(("data", data_lines(config)))
+    verdict, code = _verdict(config, found)
+    lines = [f"plan of {config.experiment or 'the defaults'} (starts nothing)", ""]
+    for title, body in sections:
+        if body:
+            lines += [title, *(f"  {line}" for line in body), ""]
+    print("\n".join([*lines, *verdict]))
+    return code
 
 
 def _parts(config: RunConfig) -> list[str]:
@@ -34,8 +57,11 @@ def _parts(config: RunConfig) -> list[str]:
             node = getattr(node, part)
         lines.append(f"{name:<16} {node._target_}")
     lines.append(_model_line(config))
-    lines += [f"missing: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
-    lines += [f"refused: {message}" for message in not_there_yet(config)]
+    lines += [f"missing here: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
+    try:
+        target_class(config.model._target_).check_present(config.model)
+    except ConfigError as error:
+        lines.append(f"missing here: {error}")
     return lines
 
 
@@ -45,9 +71,15 @@ def _model_line(config: RunConfig) -> str:
     size = "size unknown" if params is None else f"{params:,} parameters"
     if shape is None:
         return f"policy {config.model.path}: {size}; its config.json is not here, so no shape"
+    layers = f"{shape.layers} layers"
+    if shape.linear_layers:
+        layers += f" ({shape.full_attention_layers} with full attention, {shape.linear_layers} Gated DeltaNets)"
+    experts = ""
+    if shape.experts:
+        experts = f", {shape.experts} experts a layer of which a token visits {shape.experts_per_token}"
     return (
-        f"policy {config.model.path}: {size}, {shape.layers} layers, hidden {shape.hidden}, {shape.heads} query and "
-        f"{shape.kv_heads} key-value heads of {shape.head_dim}, vocabulary {shape.vocab:,}"
+        f"policy {config.model.path}: {size}, {layers}, hidden {shape.hidden}, {shape.heads} query and "
+        f"{shape.kv_heads} key-value heads of {shape.head_dim}{experts}, vocabulary {shape.vocab:,}"
     )
 
 
@@ -96,51 +128,90 @@ def _transport_line(config: RunConfig) -> str:
     return f"weights go to the engines by {how[transport]}"
 
 
-def _work(config: RunConfig) -> list[str]:
-    algorithm, sampling = config.algorithm, config.task.sampling
-    rollouts = algorithm.prompts_per_step * algorithm.group_size
-    num_prompts = check_data(config)
-    if config.steps is not None or num_prompts is not None:
-        num_steps = config.num_steps(num_prompts or 0)
-        passes = "" if not num_prompts else f" ({num_steps * algorithm.prompts_per_step / num_prompts:.2f} epochs)"
-        steps = f"{num_steps:,} steps{passes}"
-    else:
-        steps = f"{config.task.epochs} epoch(s); how many steps is known once the data is loaded"
-    updates = config.algorithm.updates_per_step
-    most = config.task.max_prompt_tokens + sampling.max_new_tokens
+def _memory(config: RunConfig, found: Forecast | None) -> list[str]:
+    if found is None:
+        return ["not known: the model's sizes are not here. Give a local folder in model.path, or model.shape"]
+    limit = found.sizes.device.memory_gib
+    lines: list[str] = []
+    shown: list[Phase] = []
+    for phase in found.phases:
+        lines.append(f"{phase.name:<9}{phase.gib:7.1f} of {limit:g} GiB   {phase.where}")
+        same = next((other for other in shown if list(other.lines) == list(phase.lines)), None)
+        if same is not None:
+            lines.append(f"           the terms of {same.name}")
+            continue
+        shown.append(phase)
+        lines += [f"  {line.gib:7.1f}  {line.what}: {line.how}" for line in phase.lines]
+    lines += _cache_lines(config, found)
+    host = host_bytes(found.sizes)
+    if host:
+        lines.append(
+            f"host of one node: {host / GIB:,.0f} GiB of what the trainer moves out while engines have the GPUs"
+        )
+    lines.append(_fullest(config, found))
+    return lines
+
+
+def _cache_lines(config: RunConfig, found: Forecast) -> list[str]:
+    held, places = found.cache.sequences, config.backend.rollout.max_num_seqs
+    if found.sizes.device.is_cpu or held < 1:
+        return []
+    rest = "" if held >= places else ": where all are that long, the others wait"
     return [
-        steps,
-        f"per step: {algorithm.prompts_per_step:,} prompts x {algorithm.group_size} = {rollouts:,} rollouts of at most "
-        f"{sampling.max_new_tokens:,} new tokens; {updates} update(s)",
-        f"per sequence: at most {most:,} tokens; {math.ceil(rollouts * most / updates):,} per update at most",
-        _evaluation(config),
-        f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted"
-        f"{_surplus(config)}, window {config.window:,}: staleness at most {config.staleness_bound}{_in_flight(config)}",
+        f"the cache of an engine holds {held:,} answers of {found.sizes.step.max_sequence:,} tokens at once, and "
+        f"max_num_seqs={places:,}{rest}"
     ]
 
 
-def _surplus(config: RunConfig) -> str:
-    return f" and {config.max_surplus:,} over-sampled" if config.max_surplus else ""
+def _fullest(config: RunConfig, found: Forecast) -> str:
+    phase = found.fullest
+    line = f"fullest: {phase.name}, and there {phase.largest.what} ({phase.largest.gib:.1f} GiB)"
+    knob = best_knob(config, found)
+    if knob is None or knob.saved_gib <= 0:
+        return f"{line}; no single setting makes room there"
+    return f"{line}; {knob.words} would save {knob.saved_gib:.1f} GiB there"
 
 
-def _in_flight(config: RunConfig) -> str:
-    if not isinstance(config.placement, FullyAsyncConfig):
-        return ""
-    meanwhile = {
-        InFlight.finish: "finish first",
-        InFlight.abort: "start anew on the new weights",
-        InFlight.continue_on_new_weights: "continue on the new weights",
-    }
-    return f"; requests that run at a publish {meanwhile[config.placement.in_flight]}"
+def _claims(config: RunConfig) -> list[str]:
+    published = config.published
+    if published is None:
+        return []
+    source = published.source
+    lines = [
+        f"{source.title}, {source.date or 'no date'}; {source.url or 'address not found'}; on {published.hardware}"
+    ]
+    lines += [_claim(name, claim) for name, claim in published.claims.items()]
+    return [*lines, "after +- stands our tolerance: no source gives one"] if published.claims else lines
 
 
-def _evaluation(config: RunConfig) -> str:
-    sampling, evaluation = config.task.eval_sampling, config.evaluation
-    when = [f"every {evaluation.every} steps"] if evaluation.every else []
-    when += ["at the start"] if evaluation.at_start else []
-    when += ["at the end"] if evaluation.at_end else []
-    problems = "all problems" if config.task.eval_limit is None else f"{config.task.eval_limit:,} problems at most"
-    return (
-        f"evaluation {', '.join(when) or 'never'}: {problems} x {sampling.samples_per_problem} answer(s) of at most "
-        f"{sampling.max_new_tokens:,} new tokens"
-    )
+def _claim(name: str, claim: ClaimConfig) -> str:
+    versus = f" over {claim.versus}'s" if claim.versus else ""
+    what = f"{claim.metric} {claim.statistic.value.replace('_', ' ')}{versus}"
+    value = f"{claim.value:g} +- {claim.tolerance:g} {claim.unit}".rstrip()
+    return f"{name}: {what} = {value} ({claim.origin.value.replace('_', ' ')}, {claim.read_from.value})"
+
+
+def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]:
+    """Lines and exit code."""
+    blocked = cannot_run(config)
+    lines = [f"cannot run yet: {message}" for message in blocked]
+    if found is None:
+        return ["verdict: not known whether it fits, without the model's sizes", *lines], _code(not blocked)
+    margin, limit = found.margin_gib, found.sizes.device.memory_gib
+    problem = found.problem
+    if problem is None:
+        tight = f", tight: below {TIGHT:.0%} of the memory" if margin < TIGHT * limit else ""
+        return [f"verdict: fits (margin {margin:.0f} GiB{tight})", *lines], _code(not blocked)
+    knob = best_knob(config, found)
+    if knob is not None and knob.fits:
+        remedy = f"try {knob.words}"
+    elif knob is not None:
+        remedy = f"{knob.words} helps most (-{knob.saved_gib:.1f} GiB) and is not enough: more GPUs, or a smaller model"
+    else:
+        remedy = "try hardware with more memory, or a smaller model"
+    text = f"verdict: does not fit: {problem}; {remedy}"
+    return [*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False), *lines], exit_codes.REFUSED
+
+
+def _code(is_fine: bool) -> int:
+    return exit_codes.DONE if is_fine else exit_codes.REFUSED

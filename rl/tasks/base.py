@@ -101,6 +101,11 @@ class ProblemTask:
         """The published data sets that are read from a hub, by name, for those who fetch them in advance."""
         return {}
 
+    @classmethod
+    def expected_rows(cls, config: Any) -> int | None:
+        """Training rows as published, for a plan of data that `check` cannot count. None: not known."""
+        return None
+
     def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
         """The grade of one answer. Pure and fast: it runs in the event loop."""
         raise NotImplementedError(f"{type(self).__name__} defines neither `score` nor `grade_truly`")

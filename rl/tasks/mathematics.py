@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from rl.config.schema import ConfigError
-from rl.config.tasks import DataConfig, MathematicsConfig
+from rl.config.tasks import DataConfig, DataSetsConfig, MathematicsConfig
 from rl.protocols import PromptRenderer
 from rl.tasks.base import Problem, ProblemTask
 from rl.tasks.published import DATA_SETS, DataSet, read_problems
@@ -56,6 +56,16 @@ class Mathematics(ProblemTask):
     def hub_data(cls, config: MathematicsConfig) -> dict[str, DataConfig]:
         used = (*_training(config), *_held_out(config))
         return {data_set.name: data for data_set, data, _ in used if is_hub_id(data.path)}
+
+    @classmethod
+    def expected_rows(cls, config: MathematicsConfig) -> int | None:
+        usual = DataSetsConfig()
+        rows = [
+            data_set.train_rows if data.path == getattr(usual, data_set.name).path else None
+            for data_set, data, _ in _training(config)
+        ]
+        known = [count for count in rows if count is not None]
+        return sum(known) if known and len(known) == len(rows) and config.train_limit is None else None
 
     async def grade_truly(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
         return await grade_rollouts(

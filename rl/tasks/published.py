@@ -53,6 +53,8 @@ class DataSet:
     """Of the hub."""
     file: str | None = None
     """Name of the published file, where it is not that of the split."""
+    train_rows: int | None = None
+    """As published. None: not known exactly, or none."""
 
 
 def _gsm8k(row: Row) -> Reading:
@@ -110,6 +112,7 @@ DATA_SETS = {
             train_split="train",
             test_split="test",
             config_name="main",
+            train_rows=7473,
         ),
         DataSet(
             "math",
@@ -118,6 +121,7 @@ DATA_SETS = {
             read=_math,
             train_split="train",
             test_split="test",
+            train_rows=7500,
         ),
         DataSet(
             "math_500",

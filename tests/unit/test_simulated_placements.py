@@ -73,9 +73,9 @@ def test_the_simulated_server_takes_what_its_two_numbers_say():
 def test_the_fit_finds_the_speeds_that_made_the_rows(monkeypatch: pytest.MonkeyPatch):
     columns = np.array([[2.0, 1 / 32], [3.0, 1 / 64], [5.0, 1 / 128]])
     values = (columns @ np.array([7.0, 640.0])).tolist()
-    assert simulate_placements._fit(columns, values) == pytest.approx((7.0, 640.0))
+    assert simulate_placements.fit(columns, values) == pytest.approx((7.0, 640.0))
     # More work on fewer GPUs than nothing explains: a coefficient below zero is none.
-    assert simulate_placements._fit(columns, (columns @ np.array([7.0, -1.0])).tolist())[1] == 0.0
+    assert simulate_placements.fit(columns, (columns @ np.array([7.0, -1.0])).tolist())[1] == 0.0
 
 
 def test_the_driver_takes_no_more_per_rollout_when_there_are_eight_times_as_many():

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rl.config.compose import compose_run_config
 from rl.plan.report import print_plan
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def plan_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
