@@ -21,6 +21,7 @@ from rl.loggers.jsonl import read_metrics
 from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
 from rl.placement.ray_runtime import Seat, is_cluster
+from rl.plan.forecast import planned_metrics
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
 from rl.run_folder import BYTES_PER_PARAM, Checkpoint, Checkpoints
 from rl.sentinels import Sentinels
@@ -242,6 +243,7 @@ def assemble(
             name=name,
             total_steps=total_steps,
             tracker=tracker,
+            planned=planned_metrics(config),
             resume_step=_resume_step(run_folder, checkpoint),
         ),
         canary=_canary(config, task, trainer=trainer, engine=engine),

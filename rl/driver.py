@@ -23,6 +23,7 @@ from rl.config.lock import published_lines, published_status
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.faults import headline
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
+from rl.plan.measured import conclude
 from rl.protocols import RolloutStream
 from rl.provenance import mask_secrets, write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked, open_checkpoint
@@ -96,12 +97,13 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             lambda: assemble(
                 config, run_folder, policy=policy, checkpoint=checkpoint, run_config=run_config, machines=machines
             ),
+            config,
             run_folder,
         )
     )
 
 
-async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
+async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path) -> int:
     from rl.loop import fit
 
     run = assemble()
@@ -124,6 +126,8 @@ async def _fit(assemble: Callable[[], Run], run_folder: Path) -> int:
         raise
     failed = run.progress.step < run.cadence.total_steps
     await _close(run, failed=failed)
+    for line in conclude(config, run_folder):
+        print(line, flush=True)
     if not failed:
         return 0
     print(f"stopped after step {run.progress.step}. Continue: rl resume={run_folder}", flush=True)

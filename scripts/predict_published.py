@@ -295,9 +295,10 @@ def scaled(found: list[Row]) -> list[Row]:
     for colocated, other in pairs:
         one, async_row = named[colocated], named[other]
         result.append(replace(async_row, plan=async_row.plan * one.published / one.plan, simulated=None))
-    amd = simulation.predict_async(simulation.calibrate(), ASYNC[0]).step
-    amd *= simulation.AMD_COLOCATED_S / simulation.predict_colocated(simulation.calibrate(), 32).step
-    return [replace(result[0], simulated=amd), result[1]]
+    speeds = simulation.calibrate()
+    factor = simulation.AMD_COLOCATED_S / simulation.predict_colocated(speeds, 32).step
+    amd_async_s = factor * simulation.predict_async(speeds, ASYNC[0]).step
+    return [replace(result[0], simulated=amd_async_s), result[1]]
 
 
 def table(found: list[Row]) -> list[str]:
@@ -344,9 +345,9 @@ Fitted: {train:.3f} of the peak rate in training and {score:.3f} in passes for l
 {token:.1f} us a token of an engine, beside memory and arithmetic; {network:.1f} GB/s a GPU between nodes. A publish and
 all that the colocated rows do not account for take {other:.1f} s, their median. Assumed: {share:g} of the memory's peak
 in decoding; 4.0 TB/s for the H20, which the table does not give; answers as in placements_simulated.md, also on MI300X
-and MI355X; for Qwen3.5-35B-A3B answers of 1,024 tokens and prompts of 200, neither of which is published, and all 8 GPUs
-in the denominator. That run took one answer at a time through the trainer, and its public script keeps the optimizer on
-the host: the model knows nothing of either."""
+and MI355X; for Qwen3.5-35B-A3B answers of 1,024 tokens and prompts of 200, neither of which is published, and all 8
+GPUs in the denominator. That run took one answer at a time through the trainer, and its public script keeps the
+optimizer on the host: the model knows nothing of either."""
 
 
 def report() -> str:

@@ -134,6 +134,7 @@ def lengths() -> LengthOf:
     return lognormal_lengths(mean=MEAN_TOKENS, sigma=SIGMA, limit=LIMIT)
 
 
+@functools.cache
 def calibrate() -> Calibration:
     """Least squares of relative errors over the three colocated rows; no coefficient below zero."""
     shapes = [_decoding_of_one_batch(row.gpus // GPUS_PER_REPLICA) for row in COLOCATED]

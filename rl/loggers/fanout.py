@@ -29,8 +29,9 @@ DRAW_EVERY_S = 300.0
 class RunLog:
     """metrics.jsonl first, then terminal, tracker, samples and curves. One row per step, in order.
 
-    Step 0 is before training. `resume_step`: the step of the checkpoint that the run continues from, -1 if it starts
-    again without one; rows past it are set aside. None: a new run.
+    Step 0 is before training. `planned` is logged beside what each step took. `resume_step`: the step of the
+    checkpoint that the run continues from, -1 if it starts again without one; rows past it are set aside. None: a new
+    run.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RunLog:
         name: str,
         total_steps: int,
         tracker: Tracker,
+        planned: Mapping[str, float] | None = None,
         resume_step: int | None = None,
         console: Console | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class RunLog:
         self._name = name
         self._total_steps = total_steps
         self._tracker = tracker
+        self._planned = dict(planned or {})
         self._metrics_path = run_folder / "metrics.jsonl"
         self._samples = SamplesFile(run_folder / "samples.txt")
         self._last_step = -1
@@ -66,7 +69,8 @@ class RunLog:
         assert step > self._last_step, (
             f"step {step} was logged after step {self._last_step}: one row per step, in order"
         )
-        row = {clean_key(key): to_number(value) for key, value in metrics.items()}
+        planned = self._planned if step > 0 else {}
+        row = {clean_key(key): to_number(value) for key, value in {**metrics, **planned}.items()}
         unknown = unlisted(row)
         assert not unknown, f"metric keys that rl/loggers/names.py does not list: {unknown}"
         self._last_step = step

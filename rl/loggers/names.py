@@ -242,6 +242,8 @@ METRICS: tuple[Metric, ...] = (
         "peak memory that the trainer's allocator held in the step",
         reduction=Reduction.MAX,
     ),
+    Metric("plan/time/<phase>_s", "s", "what the plan predicts of `time/<phase>_s`; a publish counts whole"),
+    Metric("plan/memory/<what>_gib", "GiB", "what the plan predicts of `memory/<what>_gib`", reduction=Reduction.MAX),
     Metric("eval/<benchmark>/truncated_fraction", "fraction", "answers cut at the length limit", (0.0, 0.5)),
     Metric("eval/<benchmark>/errors", "answers", "answers whose grader failed", (0.0, 0.0), Reduction.SUM),
     Metric("eval/<benchmark>/<metric>/stderr", "fraction", "standard error of the metric, clustered by problem"),

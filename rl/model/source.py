@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import HUB_ID, ConfigError, ModelConfig
 from rl.config.shape import ModelShape
 from rl.model.shape import SIZE_KEYS, params_in_files, read_config_json, shape_of
 from rl.protocols import Task
+
+if TYPE_CHECKING:
+    from rl.model.light_tokenizer import LightTokenizer
 
 CHAT_TEMPLATES = ("plain",)
 """Values of model.chat_template."""
@@ -70,6 +73,18 @@ class HuggingFaceModel:
             return None
         shape = config.shape
         return replace(shape, num_params=config.num_params or shape.num_params or shape.counted_params())
+
+    @classmethod
+    def light_tokenizer(cls, config: ModelConfig) -> LightTokenizer | None:
+        """For a plan of the data. None: the model is not here, or has no tokenizer.json."""
+        folder = local_folder(config)
+        if folder is None:
+            return None
+        from rl.model.light_tokenizer import read_light_tokenizer
+        from rl.model.renderer import PLAIN_TEMPLATE
+
+        plain = PLAIN_TEMPLATE if config.chat_template == "plain" else None
+        return read_light_tokenizer(folder, plain_template=plain)
 
     def prepare(self, folder: Path, *, seed: int) -> Path:
         """The model's folder. `folder` is written to only where config.json differs from the original's.

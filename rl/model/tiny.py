@@ -6,13 +6,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import ConfigError, TinyModelConfig
 from rl.config.shape import ModelShape
 from rl.model.shape import shape_of
 from rl.model.warm_start import is_warm_started, warm_start
 from rl.protocols import Task
+
+if TYPE_CHECKING:
+    from rl.model.light_tokenizer import LightTokenizer
 
 END, UNKNOWN = "<end>", "<unknown>"
 CHARACTERS = "0123456789+-*= ?."
@@ -61,6 +64,14 @@ class TinyModel:
     @classmethod
     def shape(cls, config: TinyModelConfig) -> ModelShape:
         return shape_of(_config_values(config))
+
+    @classmethod
+    def light_tokenizer(cls, config: TinyModelConfig) -> LightTokenizer:
+        from rl.model.light_tokenizer import LightTokenizer
+
+        return LightTokenizer(
+            _backend(), VERBATIM_TEMPLATE, special_tokens={"eos_token": END, "unk_token": UNKNOWN}, is_plain=False
+        )
 
     def prepare(self, folder: Path, *, seed: int) -> Path:
         """Writes the model into `folder`, or leaves it if it is there: a resumed run keeps its warm start.
@@ -134,15 +145,20 @@ def _vocabulary() -> dict[str, int]:
     return {token: index for index, token in enumerate([END, UNKNOWN, *CHARACTERS])}
 
 
-def _tokenizer() -> Any:
+def _backend() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel(_vocabulary(), unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # type: ignore[assignment]
     backend.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return backend
+
+
+def _tokenizer() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_backend(),
         eos_token=END,
         pad_token=END,
         unk_token=UNKNOWN,
