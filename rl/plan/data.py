@@ -24,7 +24,7 @@ TESTED_PROMPTS = 3
 
 
 class CountingRenderer:
-    """`protocols.PromptRenderer` that refuses nothing and keeps count. Without a tokenizer every prompt is one token."""
+    """`protocols.PromptRenderer` that refuses nothing and counts. Without a tokenizer every prompt is one token."""
 
     def __init__(self, tokenizer: LightTokenizer | None, config: RunConfig) -> None:
         self._tokenizer, self._task = tokenizer, config.task

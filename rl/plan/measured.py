@@ -16,10 +16,10 @@ from statistics import median
 from typing import Any
 
 from rl.config.load import to_plain
+from rl.config.lock import config_digest
 from rl.config.schema import RunConfig
 from rl.loggers.jsonl import Row, read_metrics
 from rl.plan.forecast import planned_metrics
-from rl.provenance import config_digest
 
 log = logging.getLogger(__name__)
 

@@ -179,6 +179,8 @@ def _sharing(config: RunConfig) -> Sharing:
 def _trainer(config: RunConfig) -> TrainerSizes:
     trainer, ranks = config.backend.trainer, config.placement.trainer_ranks
     longest = config.task.max_prompt_tokens + config.task.sampling.max_new_tokens
+    rollouts = config.algorithm.prompts_per_step * config.algorithm.group_size
+    of_an_update = -(-rollouts // config.algorithm.updates_per_step // ranks) * longest
     packs = trainer.packing is Packing.tokens
     tensor = getattr(trainer, "tensor_parallel", 1)
     return TrainerSizes(
@@ -188,7 +190,7 @@ def _trainer(config: RunConfig) -> TrainerSizes:
         tensor_parallel=tensor,
         expert_parallel=getattr(trainer, "expert_parallel", 1),
         compute_bytes=BYTES[trainer.compute_dtype],
-        micro_batch_tokens=max(trainer.max_tokens_per_micro_batch, longest) if packs else longest,
+        micro_batch_tokens=max(longest, min(trainer.max_tokens_per_micro_batch, of_an_update)) if packs else longest,
         budget_tokens=trainer.max_tokens_per_micro_batch if packs else 0,
         recompute=trainer.recompute,
         chunk_tokens=trainer.logprob_chunk_tokens,

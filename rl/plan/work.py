@@ -109,9 +109,13 @@ def disk_lines(config: RunConfig, found: Forecast | None) -> list[str]:
     best = " and the best" if config.checkpoint.keep_best else ""
     when = f"every {config.checkpoint.every} steps" if config.checkpoint.every else "at the end"
     return [
-        f"checkpoints {when}: {BYTES_PER_PARAM} B x {count(params)} = {one:,.3g} GB each; the last "
-        f"{config.checkpoint.keep_last}{best} and the one being written: {kept * one:,.3g} GB"
+        f"checkpoints {when}: {BYTES_PER_PARAM} B x {count(params)} = {_gb(one)} each; the last "
+        f"{config.checkpoint.keep_last}{best} and the one being written: {_gb(kept * one)}"
     ]
+
+
+def _gb(value: float) -> str:
+    return f"{value:,.0f} GB" if value >= 10 else f"{value:.2g} GB"
 
 
 def seconds(value: float) -> str:
