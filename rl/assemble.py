@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build
-from rl.config.lock import published_status
 from rl.config.replicas import engine_config, engine_has_own_process, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
 from rl.evaluation.evaluator import TaskEvaluator
+from rl.loggers.facts import RunFacts
 from rl.loggers.fanout import RunLog
 from rl.loggers.jsonl import read_metrics
 from rl.loop import Cadence, Progress, Run
@@ -201,10 +201,10 @@ def assemble(
     *,
     policy: Policy,
     checkpoint: Checkpoint | None,
-    run_config: dict[str, Any],
+    facts: RunFacts,
     machines: Machines = None,
 ) -> Run:
-    """Builds every part and starts none. `run_config` is what trackers are given, plain and free of secrets."""
+    """Builds every part and starts none."""
     task = policy.task
     total_steps = config.num_steps(task.num_prompts)
     if task.num_prompts == 0:
@@ -214,22 +214,14 @@ def assemble(
             f"{task.num_prompts} training prompts, algorithm.prompts_per_step={config.algorithm.prompts_per_step}: "
             f"0 steps in {config.task.epochs} epoch(s). Lower prompts_per_step, raise task.epochs, or set steps."
         )
-    facts = {"task_fingerprint": policy.task_fingerprint}
-    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, facts)
+    checkpoint_facts = {"task_fingerprint": policy.task_fingerprint}
+    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, checkpoint_facts)
     trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=total_steps, machines=machines)
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
     if checkpoint is not None:
         stream.restore(checkpoint.state["stream"])
-    name = run_name(config, run_folder)
-    tracker = build(
-        config.logger,
-        run_folder=run_folder,
-        run_config=run_config,
-        name=name,
-        group=config.experiment,
-        tags=tracker_tags(config),
-    )
+    tracker = build(config.logger, run_folder=run_folder, facts=facts)
     num_gpus, training_gpus = throughput_devices(config)
     return Run(
         trainer=trainer,
@@ -240,7 +232,7 @@ def assemble(
         log=RunLog(
             config.logger,
             run_folder=run_folder,
-            name=name,
+            name=facts.name,
             total_steps=total_steps,
             tracker=tracker,
             planned=planned_metrics(config),
@@ -258,14 +250,8 @@ def assemble(
         restore_from=None if checkpoint is None else checkpoint.trainer_folder,
         num_gpus=num_gpus,
         training_gpus=training_gpus,
-        checkpoint_facts=facts,
+        checkpoint_facts=checkpoint_facts,
     )
-
-
-def tracker_tags(config: RunConfig) -> list[str]:
-    """The experiment, and whether its settings are the locked ones."""
-    status = published_status(config)
-    return [tag for tag in (config.experiment, status and status.tag) if tag]
 
 
 def throughput_devices(config: RunConfig) -> tuple[int, int]:
@@ -296,10 +282,6 @@ def _resume_step(run_folder: Path, checkpoint: Checkpoint | None) -> int | None:
     if checkpoint is not None:
         return checkpoint.step
     return -1 if (run_folder / "metrics.jsonl").exists() else None
-
-
-def run_name(config: RunConfig, run_folder: Path) -> str:
-    return f"{config.experiment or 'default'}/{run_folder.name}"
 
 
 def _cadence(config: RunConfig, total_steps: int) -> Cadence:

@@ -22,6 +22,7 @@ from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.lock import published_lines, published_status
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.faults import headline
+from rl.loggers.facts import run_facts
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
 from rl.plan.measured import conclude
 from rl.protocols import RolloutStream
@@ -81,7 +82,7 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
     plain = to_plain(config)
     policy = prepare_policy(config, run_folder)
     status = published_status(config)
-    facts = write_provenance(
+    provenance = write_provenance(
         run_folder,
         overrides=overrides,
         config_plain=plain,
@@ -91,12 +92,10 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             "published": None if status is None else status.facts(),
         },
     )
-    run_config = mask_secrets({**plain, "provenance": facts})
+    facts = run_facts(run_folder, config=mask_secrets(plain), provenance=provenance)
     return asyncio.run(
         _fit(
-            lambda: assemble(
-                config, run_folder, policy=policy, checkpoint=checkpoint, run_config=run_config, machines=machines
-            ),
+            lambda: assemble(config, run_folder, policy=policy, checkpoint=checkpoint, facts=facts, machines=machines),
             config,
             run_folder,
         )

@@ -98,7 +98,8 @@ async def fit(run: Run) -> None:
             await run.trainer.load(run.restore_from)
         await _publish(run, residency, progress.policy_version)
     if progress.step == 0 and cadence.evaluate_at_start:
-        run.log.log(await evaluation_metrics(run), step=0)
+        trained = {"prompts_trained": progress.prompts_trained, "tokens_trained": progress.tokens_trained}
+        run.log.log(await evaluation_metrics(run) | trained, step=0)
     saved_step = progress.step
     await run.canary.watch(progress.policy_version)
     async with run.canary, run.stream, _Rows(run.log) as rows:
@@ -359,8 +360,8 @@ class _Rows:
         if evaluation is not None:
             self._waiting[0].metrics |= evaluation.result()
         for row in self._waiting:
-            self._log.log(row.metrics, step=row.step)
             self._log.log_rollouts(row.groups, step=row.step)
+            self._log.log(row.metrics, step=row.step)
         self._waiting.clear()
 
 

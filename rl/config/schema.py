@@ -405,7 +405,7 @@ class LoggerConfig:
 
     _target_: str = MISSING
     sample_every: int = 10
-    """Steps between sample rollouts written to samples.txt."""
+    """Steps between sample rollouts written to samples.txt and samples.jsonl."""
     samples: int = 4
     """Rollouts written each time."""
 

@@ -6,6 +6,7 @@ step nor can end the run.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
+from rl.loggers.facts import PublishedLine, published_lines
 from rl.loggers.jsonl import Row, read_metrics
 from rl.loggers.names import find
 
@@ -28,6 +31,8 @@ LIMIT_S = 60.0
 """For one drawing; the first on a machine builds matplotlib's font cache."""
 NUM_BINS = 250
 """Bars of the step-time panel at most; more steps are averaged."""
+KL_FLOOR = 1e-9
+"""What is below is rounding: equal weights and equal kernels."""
 MAX_ENTRIES_ABOVE = 6
 """Of a legend between a panel's title and its frame; a longer one goes inside."""
 BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#3366aa", "#dd8833", "#338855", "#bb4444", "#7755aa", "#888888"
@@ -46,28 +51,40 @@ def series(rows: Sequence[Row], key: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
 
 
-def draw_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Six panels against the step. A panel without values says so. The file appears complete or not at all."""
+def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Sequence[PublishedLine] = ()) -> None:
+    """Eight panels against the step. A panel without values says so. The file appears complete or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    figure = Figure(figsize=(16, 7), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13, fontweight="bold")
-    panels: list[Callable[[Axes, Sequence[Row]], None]] = [
-        _draw_reward,
-        _draw_eval,
-        _draw_length,
-        _draw_policy,
-        _draw_staleness,
-        _draw_time,
-    ]
-    for axes, draw in zip(figure.subplots(2, 3).flat, panels, strict=True):
+    for axes, (draw, metrics) in zip(figure.subplots(2, 4).flat, _panels(), strict=True):
         draw(axes, rows)
+        _draw_published(axes, [line for line in published if line.metric.startswith(metrics)])
         _finish_panel(axes, rows)
     partial = path.with_suffix(".partial.png")
     canvas.print_png(str(partial))
     partial.replace(path)
+
+
+def _panels() -> list[tuple[Callable[[Axes, Sequence[Row]], None], tuple[str, ...]]]:
+    """What draws each panel, and prefixes of the metrics whose published values belong in it."""
+    return [
+        (_draw_reward, ("reward/mean", "reward/correct")),
+        (_draw_eval, ("eval/",)),
+        (_draw_length, ("rollout/response_tokens_",)),
+        (_draw_entropy, ("train/entropy",)),
+        (_draw_kl, ("mismatch/kl_k3", "offpolicy/kl_k3", "train/kl_ref")),
+        (_draw_staleness, ("staleness/",)),
+        (_draw_throughput, ("rollout/tokens_per_s",)),
+        (_draw_time, ("time/step_s",)),
+    ]
+
+
+def _draw_published(axes: Axes, lines: Sequence[PublishedLine]) -> None:
+    for line, style in zip(lines, itertools.cycle(("--", ":", "-."))):
+        axes.axhline(line.value, color="black", linestyle=style, linewidth=1.0, label=line.key)
 
 
 def _finish_panel(axes: Axes, rows: Sequence[Row]) -> None:
@@ -90,10 +107,10 @@ def _finish_panel(axes: Axes, rows: Sequence[Row]) -> None:
             bbox_to_anchor=(0.0, 0.985),
             ncols=len(handles),
             frameon=False,
-            fontsize=8,
-            handlelength=1.2,
+            fontsize=8 if len(handles) <= MAX_ENTRIES_ABOVE // 2 else 7,
+            handlelength=1.0,
             handletextpad=0.4,
-            columnspacing=1.1,
+            columnspacing=0.9,
             borderaxespad=0.0,
         )
     if not axes.has_data():
@@ -158,17 +175,39 @@ def _draw_length(axes: Axes, rows: Sequence[Row]) -> None:
     _line(axes, rows, "rollout/response_tokens_mean", label="mean", color=BLUE)
     _line(axes, rows, "rollout/response_tokens_max", label="longest", color=GRAY)
     if axes.has_data():
+        axes.set_ylim(0.0, 1.1 * axes.dataLim.y1)
+
+
+def _draw_entropy(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Entropy of the policy")
+    axes.set_ylabel("nats")
+    _line(axes, rows, "train/entropy", label="mean over tokens", color=BLUE)
+    if axes.has_data():
         axes.set_ylim(bottom=0.0)
 
 
-def _draw_policy(axes: Axes, rows: Sequence[Row]) -> None:
-    _title(axes, "Entropy and KL")
+def _draw_kl(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "KL")
     axes.set_ylabel("nats (log scale)")
-    _line(axes, rows, "train/entropy", label="entropy", color=BLUE)
-    _line(axes, rows, "mismatch/kl_k3", label="KL engine to trainer", color=RED)
-    _line(axes, rows, "offpolicy/kl_k3", label="KL off-policy", color=ORANGE)
-    if any((line.get_ydata() > 0).any() for line in axes.lines):  # type: ignore[union-attr]
+    _line(axes, rows, "mismatch/kl_k3", label="engine, trainer", color=RED)
+    _line(axes, rows, "offpolicy/kl_k3", label="off-policy", color=ORANGE)
+    _line(axes, rows, "train/kl_ref", label="reference", color=BLUE)
+    largest = max((line.get_ydata().max() for line in axes.lines), default=1.0)  # type: ignore[union-attr]
+    if largest > KL_FLOOR:
         axes.set_yscale("log", nonpositive="mask")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], KL_FLOOR))
+    else:
+        axes.text(0.5, 0.5, f"all below {KL_FLOOR:g}", transform=axes.transAxes, ha="center", va="center", color=GRAY)
+        axes.set_ylim(0.0, KL_FLOOR)
+        axes.set_yticks([])
+
+
+def _draw_throughput(axes: Axes, rows: Sequence[Row]) -> None:
+    _title(axes, "Throughput")
+    axes.set_ylabel("response tokens/s")
+    _line(axes, rows, "rollout/tokens_per_s", label="over the whole step", color=GREEN)
+    if axes.has_data():
+        axes.set_ylim(bottom=0.0)
 
 
 def _draw_staleness(axes: Axes, rows: Sequence[Row]) -> None:
@@ -240,7 +279,9 @@ class CurvesProcess:
 def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[0])
     title = arguments[1] if len(arguments) > 1 else folder.name
-    draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", title=title)
+    config = folder / "run.yaml"
+    claims = published_lines(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.exists() else []
+    draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", title=title, published=claims)
 
 
 if __name__ == "__main__":

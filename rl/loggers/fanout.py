@@ -16,18 +16,18 @@ from rl.loggers.console import ConsoleReport, health_notes, summary_table
 from rl.loggers.curves import CurvesProcess
 from rl.loggers.jsonl import MetricsFile, read_metrics, set_aside_after, to_number
 from rl.loggers.names import clean_key, unlisted
-from rl.loggers.samples import SamplesFile
+from rl.loggers.samples import Sample, SamplesFile
 from rl.loggers.tracker import Tracker
 from rl.types import RolloutGroup
 
 log = logging.getLogger(__name__)
 
-DRAW_EVERY_S = 300.0
-"""Between two drawings of curves.png during the run; a short run draws once, at its end."""
+DRAW_EVERY_S = 60.0
+"""Between two drawings of curves.png during the run, at least; a short run draws once, at its end."""
 
 
 class RunLog:
-    """metrics.jsonl first, then terminal, tracker, samples and curves. One row per step, in order.
+    """metrics.jsonl first, then terminal, tracker and curves. One row per step, in order; its samples come before it.
 
     Step 0 is before training. `planned` is logged beside what each step took. `resume_step`: the step of the
     checkpoint that the run continues from, -1 if it starts again without one; rows past it are set aside. None: a new
@@ -53,17 +53,24 @@ class RunLog:
         self._tracker = tracker
         self._planned = dict(planned or {})
         self._metrics_path = run_folder / "metrics.jsonl"
-        self._samples = SamplesFile(run_folder / "samples.txt")
+        self._samples = SamplesFile(run_folder)
+        self._samples_of_step: list[Sample] = []
         self._last_step = -1
         if resume_step is not None:
             set_aside_after(self._metrics_path, resume_step)
-            self._samples.note_resume(resume_step)
+            self._samples.resume(resume_step)
             self._last_step = resume_step
         self._metrics = MetricsFile(self._metrics_path)
         self._report = ConsoleReport(total_steps=total_steps, first_step=max(resume_step or 0, 0), console=console)
         self._curves = CurvesProcess(run_folder, title=name)
         self._start = self._last_drawn = time.monotonic()
         self._is_closed = False
+
+    def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None:
+        """Writes samples of the first step and of every `sample_every`-th."""
+        every = self._config.sample_every
+        if self._config.samples > 0 and every > 0 and (step == 1 or step % every == 0):
+            self._samples_of_step = self._samples.write(groups, step=step, count=self._config.samples)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
         assert step > self._last_step, (
@@ -76,16 +83,10 @@ class RunLog:
         self._last_step = step
         self._metrics.write(row, step=step)
         self._report.step(row, step=step)
-        self._tracker.log(row, step=step)
+        self._tracker.log(row, step=step, samples=[sample for sample in self._samples_of_step if sample.step == step])
         if time.monotonic() - self._last_drawn >= DRAW_EVERY_S:
             self._last_drawn = time.monotonic()
             self._curves.start()
-
-    def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None:
-        """Writes samples of the first step and of every `sample_every`-th."""
-        every = self._config.sample_every
-        if self._config.samples > 0 and every > 0 and (step == 1 or step % every == 0):
-            self._samples.write(groups, step=step, count=self._config.samples)
 
     def close(self, *, failed: bool) -> None:
         """Safe to call twice. Takes at most 12 s for the tracker and `curves.LIMIT_S` for the picture."""

@@ -6,11 +6,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import JsonlLoggerConfig
+
+if TYPE_CHECKING:
+    from rl.loggers.samples import Sample
 
 Row = dict[str, Any]
 """`step` (int) and metrics: float, or None where the value does not exist."""
@@ -82,15 +85,21 @@ def set_aside_after(path: Path, step: int) -> Path | None:
     return aside_path
 
 
+def num_logged(run_folder: Path) -> int:
+    """Rows that the run ever wrote, those that were set aside included."""
+    paths = [run_folder / "metrics.jsonl", *run_folder.glob("metrics.set_aside.*.jsonl")]
+    return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
+
+
 class NoTracker:
     """`logger=jsonl`: metrics.jsonl is enough."""
 
     location: str | None = None
 
-    def __init__(self, config: JsonlLoggerConfig, **_run_facts: Any) -> None:
+    def __init__(self, config: JsonlLoggerConfig, **_run: Any) -> None:
         del config
 
-    def log(self, metrics: Mapping[str, float | None], *, step: int) -> None:
+    def log(self, metrics: Mapping[str, float | None], *, step: int, samples: Sequence[Sample] = ()) -> None:
         pass
 
     def close(self, *, failed: bool) -> None:

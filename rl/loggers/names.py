@@ -43,6 +43,11 @@ class Metric:
 _ALLOWED = r"[A-Za-z0-9_@.+=-]+"
 _FREE_PREFIXES = ("reward/part/", "rollout/dropped/")
 
+AXES = {"step": "steps", "prompts_trained": "prompts trained on", "tokens_trained": "response tokens trained on"}
+"""Keys that curves can be drawn against -> what they count. Curves of runs whose steps hold different data, such as a
+colocated and an asynchronous one, are compared against prompts."""
+_OF_MACHINES = ("time/", "memory/", "publish/", "engine/", "canary/", "sentinel/", "policy_version", *AXES)
+
 # The first match counts, so a narrower pattern stands before a wider one.
 METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "", "raw reward, before shaping, over the rollouts that were trained on"),
@@ -244,6 +249,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("plan/time/<phase>_s", "s", "what the plan predicts of `time/<phase>_s`; a publish counts whole"),
     Metric("plan/memory/<what>_gib", "GiB", "what the plan predicts of `memory/<what>_gib`", reduction=Reduction.MAX),
+    Metric("published/<claim>", "", "constant: what the experiment's source claims; for trackers and reports only"),
     Metric("eval/<benchmark>/truncated_fraction", "fraction", "answers cut at the length limit", (0.0, 0.5)),
     Metric("eval/<benchmark>/errors", "answers", "answers whose grader failed", (0.0, 0.0), Reduction.SUM),
     Metric("eval/<benchmark>/<metric>/stderr", "fraction", "standard error of the metric, clustered by problem"),
@@ -275,6 +281,19 @@ def find(key: str) -> Metric | None:
 def unlisted(keys: Iterable[str]) -> list[str]:
     """The keys that the table does not hold."""
     return [key for key in keys if find(key) is None]
+
+
+def axis_of(key: str) -> str:
+    """What a metric is drawn against unless a person chooses: prompts for what the policy does, steps for the rest."""
+    return "step" if key.startswith(_OF_MACHINES) or key == "rollout/tokens_per_s" else "prompts_trained"
+
+
+def is_score(key: str) -> bool:
+    """Whether larger is better beyond doubt: rewards and held-out accuracies."""
+    if key in ("reward/mean", "reward/correct"):
+        return True
+    leaf = key.rpartition("/")[2]
+    return key.startswith("eval/") and leaf not in ("stderr", "truncated_fraction", "errors")
 
 
 def clean_key(key: str) -> str:

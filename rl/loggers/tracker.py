@@ -6,23 +6,31 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from rl.loggers.samples import Sample
 
 log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """A second place for the rows of metrics.jsonl. No method raises or waits for a network."""
+    """A second place for the rows of metrics.jsonl and samples. No method raises or waits for a network."""
 
     location: str | None
     """Where a person finds the run; None: nowhere, or not known yet."""
 
-    def log(self, metrics: Mapping[str, float | None], *, step: int) -> None: ...
+    def log(self, metrics: Mapping[str, float | None], *, step: int, samples: Sequence[Sample] = ()) -> None: ...
 
     def close(self, *, failed: bool) -> None:
         """Hands over what is queued; returns within 12 s whatever happens."""
         ...
+
+
+class _Queued(NamedTuple):
+    metrics: dict[str, float | None]
+    step: int
+    samples: tuple[Sample, ...]
 
 
 class BackgroundTracker(ABC):
@@ -48,8 +56,9 @@ class BackgroundTracker(ABC):
         self._max_failures = max_failures
         self._retry_s = retry_s
         self._close_limit_s = close_limit_s
-        self._rows: deque[tuple[dict[str, float | None], int]] = deque()
+        self._rows: deque[_Queued] = deque()
         self._changed = threading.Condition()
+        self._is_sending = False
         self._is_off = False
         self._has_warned = False
         self._failed: bool | None = None
@@ -60,22 +69,31 @@ class BackgroundTracker(ABC):
     def open(self) -> None: ...
 
     @abstractmethod
-    def send(self, metrics: Mapping[str, float | None], *, step: int) -> None: ...
+    def send(self, metrics: Mapping[str, float | None], *, step: int, samples: Sequence[Sample]) -> None: ...
 
     @abstractmethod
     def finish(self, *, failed: bool) -> None: ...
 
-    def log(self, metrics: Mapping[str, float | None], *, step: int) -> None:
+    def log(self, metrics: Mapping[str, float | None], *, step: int, samples: Sequence[Sample] = ()) -> None:
         with self._changed:
             if self._is_off or self._failed is not None:
                 return
             if len(self._rows) == self._max_queued:
                 self._rows.popleft()
                 self.num_dropped += 1
-            self._rows.append((dict(metrics), step))
+            self._rows.append(_Queued(dict(metrics), step, tuple(samples)))
             self._changed.notify()
         if self._thread.ident is None:
             self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that were logged and neither sent nor dropped."""
+        return len(self._rows) + self._is_sending
+
+    @property
+    def is_on(self) -> bool:
+        return not self._is_off
 
     def close(self, *, failed: bool) -> None:
         if self._failed is not None:
@@ -97,16 +115,18 @@ class BackgroundTracker(ABC):
         if not self._attempt(self.open):
             return
         while (row := self._next_row()) is not None:
-            metrics, step = row
-            if not self._attempt(lambda metrics=metrics, step=step: self.send(metrics, step=step)):
+            is_sent = self._attempt(lambda row=row: self.send(row.metrics, step=row.step, samples=row.samples))
+            self._is_sending = False
+            if not is_sent:
                 break
         failed = bool(self._failed) or self._is_off
         self._attempt(lambda: self.finish(failed=failed))
 
-    def _next_row(self) -> tuple[dict[str, float | None], int] | None:
+    def _next_row(self) -> _Queued | None:
         """Waits for a row; None once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._rows or self._failed is not None)
+            self._is_sending = bool(self._rows)
             return self._rows.popleft() if self._rows else None
 
     def _attempt(self, call: Callable[[], None]) -> bool:

@@ -1,8 +1,11 @@
-"""Weights & Biases: the rows of metrics.jsonl under the same keys, with `step` as their axis.
+"""Weights & Biases: the rows of metrics.jsonl under the same keys, against the axes of `rl/loggers/names.py`.
 
-W&B runs in a child process that reads one request a line on standard input and answers each with one line. A hanging
-upload, its exit hooks and its threads then end with that child and never hold the run. If the run is killed, the child
-sees the end of its input and marks the W&B run as failed.
+Each row is one commit, with its samples as a table and the published claims as constants beside it. The claims are in
+every row of their window, so that a panel of a metric can show one as a line.
+
+W&B runs in a child process (`rl/loggers/wandb_process.py`) that reads one request a line on standard input and answers
+each with one line. A hanging upload, its exit hooks and its threads then end with that child and never hold the run. If
+the run is killed, the child sees the end of its input and marks the W&B run as failed.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from rl.config.schema import ConfigError, WandbLoggerConfig
-from rl.loggers.names import METRICS, Reduction
+from rl.loggers.facts import RunFacts
+from rl.loggers.jsonl import num_logged, read_metrics
+from rl.loggers.names import axis_of, is_score
+from rl.loggers.samples import Sample
 from rl.loggers.tracker import BackgroundTracker, log
 
-if TYPE_CHECKING:
-    import wandb
-
+RUN_ID_FILE = "wandb_run_id"
 FINISH_LIMIT_S = 8.0
 """Of an upload at the end, below the time that `close` waits. What is left is in the run folder, for `wandb sync`."""
 
@@ -44,26 +49,37 @@ class WandbLogger(BackgroundTracker):
         config: WandbLoggerConfig,
         *,
         run_folder: Path,
-        run_config: Mapping[str, Any],
-        name: str,
-        group: str | None = None,
-        tags: Sequence[str] = (),
+        facts: RunFacts,
+        first_commit: int | None = None,
+        finish_limit_s: float = FINISH_LIMIT_S,
     ) -> None:
-        """`run_config`: resolved, plain (JSON) and free of secrets; it is uploaded."""
+        """`first_commit`: W&B's own `_step` of the first row, which may not be one that it has already.
+
+        None: as many as the run ever logged, for a run that is going on.
+        """
         super().__init__("W&B")
         if config.mode not in ("online", "offline"):
             raise ConfigError(f"logger.mode={config.mode}: must be online or offline.")
+        self.last_step: int | None = None
+        """Of the rows that W&B has of this run; None: none, or it was not asked because this is offline."""
         self._mode = os.environ.get("WANDB_MODE") or config.mode
+        self._run_folder = run_folder
+        self._published = facts.published
         self._init = {
             "project": config.project,
             "entity": config.entity,
             "dir": str(run_folder),
-            "config": dict(run_config),
-            "name": name,
-            "group": group,
-            "tags": list(tags),
+            "config": dict(facts.config),
+            "name": facts.name,
+            "group": facts.group,
+            "tags": list(facts.tags),
         }
-        self._run_folder = run_folder
+        self._settings = {
+            "first_commit": num_logged(run_folder) if first_commit is None else first_commit,
+            "axes": {line.key: axis_of(line.metric) for line in self._published},
+            "finish_limit_s": finish_limit_s,
+        }
+        self._best: dict[str, float] = {}
         self._child: subprocess.Popen[str] | None = None
 
     def open(self) -> None:
@@ -71,26 +87,42 @@ class WandbLogger(BackgroundTracker):
             _kill(self._child)
         # A session of its own: Ctrl-C in the terminal is for the run, which then tells W&B.
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "rl.loggers.wandb"],
+            [sys.executable, "-m", "rl.loggers.wandb_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
-        answer = self._ask({"init": {**self._init, "mode": self._mode, "id": self._run_id()}})
+        run_id, is_known = self._run_id()
+        resume = "allow" if is_known or self._mode == "online" else None
+        answer = self._ask(
+            {"init": {**self._init, "mode": self._mode, "id": run_id, "resume": resume}, **self._settings}
+        )
         if answer["mode"] != self._mode:
             log.warning("W&B has no valid API key: recording offline. Set WANDB_API_KEY or run 'wandb login'.")
         self.location = answer["location"]
+        self.last_step = answer["last_step"]
+        self._best = best_scores(read_metrics(self._run_folder / "metrics.jsonl"))
+        self._ask({"summary": self._best})
 
-    def send(self, metrics: Mapping[str, float | None], *, step: int) -> None:
-        self._ask({"row": {"step": step, **{key: value for key, value in metrics.items() if value is not None}}})
+    def send(self, metrics: Mapping[str, float | None], *, step: int, samples: Sequence[Sample] = ()) -> None:
+        row: dict[str, Any] = {"step": step, **{key: value for key, value in metrics.items() if value is not None}}
+        row |= {line.key: line.value for line in self._published if line.holds_at(step)}
+        best = best_scores([row])
+        better = {key: value for key, value in best.items() if value > self._best.get(key, float("-inf"))}
+        self._best |= better
+        self._ask({"row": row, "samples": [asdict(sample) for sample in samples], "summary": better})
 
     def finish(self, *, failed: bool) -> None:
         self._ask({"finish": 1 if failed else 0})
 
     def close(self, *, failed: bool) -> None:
         super().close(failed=failed)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends W&B's process with whatever it has not uploaded."""
         if self._child is not None:
             _kill(self._child)
 
@@ -108,11 +140,23 @@ class WandbLogger(BackgroundTracker):
             raise WandbError(answer["error"])
         return answer
 
-    def _run_id(self) -> str:
-        path = self._run_folder / "wandb_run_id"
-        if not path.exists():
+    def _run_id(self) -> tuple[str, bool]:
+        """The id, and whether the run had it before."""
+        path = self._run_folder / RUN_ID_FILE
+        is_known = path.exists()
+        if not is_known:
             path.write_text(secrets.token_hex(4))
-        return path.read_text().strip()
+        return path.read_text().strip(), is_known
+
+
+def best_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """`best/<key>` -> the largest value of each score among `rows`."""
+    best: dict[str, float] = {}
+    for row in rows:
+        for key, value in row.items():
+            if value is not None and is_score(key):
+                best[f"best/{key}"] = max(value, best.get(f"best/{key}", value))
+    return best
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
@@ -120,74 +164,3 @@ def _kill(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """The child: answers requests until one of them is `finish` or the input ends."""
-    run: wandb.Run | None = None
-    for line in requests:
-        request = json.loads(line)
-        answer: dict[str, Any] = {}
-        try:
-            if "init" in request:
-                run, mode = _start_run(**request["init"])
-                location = run.url or f"{run.settings.sync_dir} (upload with 'wandb sync')"
-                answer = {"mode": mode, "location": location}
-            elif "row" in request and run is not None:
-                # W&B's own step is left to count commits: it drops rows whose explicit step is not above the last one.
-                run.log(request["row"])
-            elif "finish" in request and run is not None:
-                run.finish(exit_code=request["finish"])
-        except Exception as error:  # noqa: BLE001 - whatever W&B raises is the answer
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-        if "finish" in request:
-            return
-    if run is not None:
-        run.finish(exit_code=1)
-
-
-def _start_run(*, mode: str, **arguments: Any) -> tuple[wandb.Run, str]:
-    """The run, and its mode: offline where W&B has no valid API key.
-
-    No code, git diff, command line or console output is recorded: they may hold secrets or a model's raw text.
-    """
-    import wandb
-    from wandb.errors import UsageError
-
-    settings = wandb.Settings(
-        silent=True,  # and so never asks for a key on the terminal
-        console="off",
-        disable_code=True,
-        disable_git=True,
-        x_disable_meta=True,
-        init_timeout=60,
-    )
-    if "finish_timeout" in wandb.Settings.model_fields:  # W&B 0.26 has no such limit
-        settings.finish_timeout = FINISH_LIMIT_S
-    wandb.setup(wandb.Settings(silent=True))
-    resume = "allow" if mode == "online" else None
-    try:
-        run = wandb.init(mode=mode, resume=resume, settings=settings, **arguments)  # type: ignore[arg-type]
-    except UsageError:
-        if mode != "online":
-            raise
-        mode = "offline"
-        run = wandb.init(mode=mode, settings=settings, **arguments)
-    run.define_metric("step")
-    for metric in METRICS:
-        key = metric.key.partition("<")[0] + "*" if metric.is_pattern else metric.key
-        summary = "max" if metric.reduction is Reduction.MAX else "last"
-        run.define_metric(key, step_metric="step", summary=summary)
-    return run, mode
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what W&B prints is no answer
-    serve(sys.stdin, answers)
-
-
-if __name__ == "__main__":
-    main()

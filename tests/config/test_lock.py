@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl.assemble import tracker_tags
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
 from rl.config.compose import compose_run_config
+from rl.config.load import to_plain
 from rl.config.lock import PublishedStatus, deciding_settings, flat, lock_file, published_lines, published_status
 from rl.config.register import experiment_files, package_folder
 from rl.config.schema import Mode, RunConfig, WandbLoggerConfig
+from rl.loggers.facts import run_facts
 from scripts import lock_experiments
 
 NAME = "qwen3_8b_grpo"
@@ -97,12 +98,17 @@ def test_a_setting_that_only_one_side_has_is_a_difference():
     }
 
 
-def test_a_tracker_gets_the_experiment_and_the_tag():
+def test_a_tracker_gets_the_experiment_and_the_tag(tmp_path):
+    def tags(config: RunConfig) -> tuple[str, ...]:
+        status = published_status(config)
+        provenance = {"published": None if status is None else status.facts()}
+        return run_facts(tmp_path, config=to_plain(config), provenance=provenance).tags
+
     config = config_of(f"experiment={NAME}")
-    assert tracker_tags(config) == [NAME, "published"]
+    assert tags(config) == (NAME, "published")
     config.seed = 1
-    assert tracker_tags(config) == [NAME, "modified"]
-    assert tracker_tags(config_of("experiment=quickstart")) == ["quickstart"]
+    assert tags(config) == (NAME, "modified")
+    assert tags(config_of("experiment=quickstart")) == ("quickstart",)
 
 
 def test_where_nothing_is_published_there_is_no_status():

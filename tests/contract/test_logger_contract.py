@@ -14,8 +14,10 @@ from rich.console import Console
 
 from rl.config.build import build
 from rl.config.schema import JsonlLoggerConfig, WandbLoggerConfig
+from rl.loggers.facts import RunFacts
 from rl.loggers.fanout import RunLog
 from rl.loggers.jsonl import read_metrics
+from rl.loggers.samples import read_samples
 from rl.loggers.tracker import BackgroundTracker
 from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
@@ -24,7 +26,7 @@ class Raises(BackgroundTracker):
     def open(self):
         raise ConnectionError("refused")
 
-    def send(self, metrics, *, step):
+    def send(self, metrics, *, step, samples):
         raise ValueError("bad row")
 
     def finish(self, *, failed):
@@ -57,7 +59,7 @@ def opened():
 def open_log(folder, tracker_name, opened, *, resume_step=None, console=None):
     config = CONFIGS.get(tracker_name, CONFIGS["jsonl"])
     if tracker_name in CONFIGS:
-        tracker = build(config, run_folder=folder, run_config={"seed": 0}, name="r", group="g", tags=["t"])
+        tracker = build(config, run_folder=folder, facts=RunFacts("r", "g", ("t",), {"seed": 0}))
     elif tracker_name == "raises":
         tracker = Raises("raises", retry_s=0.01)
     else:
@@ -184,15 +186,16 @@ def test_nothing_that_a_model_wrote_reaches_the_terminal(tmp_path, opened):
     assert "\x1b]" not in console.file.getvalue() + (tmp_path / "samples.txt").read_text()
 
 
-def test_the_tracker_gets_the_same_rows_as_the_file(tmp_path):
-    rows = []
+def test_the_tracker_gets_the_same_rows_and_samples_as_the_files(tmp_path):
+    rows, responses = [], []
 
     class Recorder(BackgroundTracker):
         def open(self):
             pass
 
-        def send(self, metrics, *, step):
+        def send(self, metrics, *, step, samples):
             rows.append({"step": step, **metrics})
+            responses.extend((sample.step, sample.response) for sample in samples)
 
         def finish(self, *, failed):
             rows.append(failed)
@@ -206,8 +209,12 @@ def test_the_tracker_gets_the_same_rows_as_the_file(tmp_path):
         console=Console(file=io.StringIO()),
     )
     for step in range(4):
+        if step > 0:
+            run_log.log_rollouts([make_group(f"answer {step}")], step=step)
         run_log.log({"reward/mean": step / 2, "reward/part/a b": True}, step=step)
     run_log.close(failed=False)
+    assert responses == [(1, "answer 1")] * 2
+    assert [(sample.step, sample.response) for sample in read_samples(tmp_path)] == responses
     assert rows == [*read_metrics(tmp_path / "metrics.jsonl"), False]
 
 
@@ -215,10 +222,11 @@ def test_ctrl_c_in_a_terminal_ends_the_live_line_and_prints_the_table(tmp_path):
     script = (
         "import pathlib, sys, time\n"
         "from rl.config.schema import WandbLoggerConfig as Config\n"
+        "from rl.loggers.facts import RunFacts\n"
         "from rl.loggers.fanout import RunLog\n"
         "from rl.loggers.wandb import WandbLogger\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "tracker = WandbLogger(Config(mode='offline'), run_folder=folder, run_config={}, name='r')\n"
+        "folder, facts = pathlib.Path(sys.argv[1]), RunFacts('r', 'g', (), {})\n"
+        "tracker = WandbLogger(Config(mode='offline'), run_folder=folder, facts=facts)\n"
         "log = RunLog(Config(), run_folder=folder, name='r', total_steps=900, tracker=tracker)\n"
         "try:\n"
         "    for step in range(900):\n"

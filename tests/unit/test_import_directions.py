@@ -19,7 +19,7 @@ THIRD_PARTY = {
     "sglang": ("rl/rollout/sglang_*.py",),
     "ray": ("rl/placement/ray_*.py", "rl/rollout/remote.py", "rl/trainer/group.py"),
     "megatron": ("rl/trainer/megatron_*.py",),
-    "wandb": ("rl/loggers/wandb.py",),
+    "wandb": ("rl/loggers/wandb_process.py",),
     "reasoning_gym": ("rl/tasks/reasoning_gym.py",),
     "hydra": ("rl/__main__.py", "rl/config/*.py"),
 }
@@ -77,7 +77,7 @@ MODULES = {
 }
 """Module of no part -> all that it may import of the package."""
 
-TOP = ("rl.assemble", "rl.driver", "rl.sweep", "rl.plan", "rl.help", "rl.__main__")
+TOP = ("rl.assemble", "rl.driver", "rl.sweep", "rl.plan", "rl.report", "rl.help", "rl.__main__")
 """Nothing below may import these."""
 
 

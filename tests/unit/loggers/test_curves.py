@@ -7,6 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from rl.loggers.curves import CurvesProcess, draw_curves, series
+from rl.loggers.facts import PublishedLine
 
 FULL = {
     "reward/mean": 0.5,
@@ -37,7 +38,7 @@ FULL = {
 def test_any_set_of_rows_can_be_drawn(tmp_path, rows):
     draw_curves(rows, tmp_path / "curves.png", title="r")
     pixels = imread(tmp_path / "curves.png")
-    assert pixels.shape[:2] == (770, 1430)
+    assert pixels.shape[:2] == (770, 1760)
     assert pixels.std() > 0.01
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
 
@@ -46,6 +47,18 @@ def test_the_picture_depends_on_the_values(tmp_path):
     for name, value in (("a.png", 0.1), ("b.png", 0.9)):
         draw_curves([{"step": 0, "eval/sums/greedy": value}], tmp_path / name, title="r")
     assert (imread(tmp_path / "a.png") != imread(tmp_path / "b.png")).any()
+
+
+def test_a_published_value_is_a_line_in_the_panel_of_its_metric_and_in_no_other(tmp_path):
+    rows = [{"step": step, **FULL} for step in range(3)]
+    line = PublishedLine("peak", "eval/sums/greedy", 0.9, None, None)
+    draw_curves(rows, tmp_path / "without.png", title="r")
+    draw_curves(rows, tmp_path / "with.png", title="r", published=[line])
+    changed = (imread(tmp_path / "with.png") != imread(tmp_path / "without.png")).any(axis=2)
+    rows_of_panel, columns_of_panel = np.nonzero(changed)
+    assert rows_of_panel.size > 0
+    assert rows_of_panel.max() < 385, "the accuracy is in the upper row"
+    assert 440 < columns_of_panel.min() < columns_of_panel.max() < 880, "and the second panel of it"
 
 
 def test_rows_without_a_value_are_left_out_of_its_series():
@@ -59,7 +72,7 @@ def test_a_child_process_draws_the_file(tmp_path):
     process = CurvesProcess(tmp_path, title="r")
     process.start()
     assert process.finish()
-    assert imread(tmp_path / "curves.png").shape[:2] == (770, 1430)
+    assert imread(tmp_path / "curves.png").shape[:2] == (770, 1760)
 
 
 def test_a_failed_drawing_is_a_warning(tmp_path, caplog):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from rl.loggers.samples import SamplesFile, choose_samples, visible
+from rl.loggers.samples import SamplesFile, choose_samples, read_samples, sample_of, visible
 from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 
@@ -44,9 +44,8 @@ def test_no_more_than_asked_for_and_none_of_nothing():
 
 
 def test_an_entry_says_what_was_asked_answered_and_how_it_was_graded(tmp_path):
-    path = tmp_path / "samples.txt"
-    SamplesFile(path).write([make_group([0.0, 1.0], group_id=3)], step=20, count=1)
-    assert path.read_text().splitlines()[1:] == [
+    SamplesFile(tmp_path).write([make_group([0.0, 1.0], group_id=3)], step=20, count=1)
+    assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [
         "step 20   sums:3   answer 2 of 2   policy version 7",
         "reward 1   advantage +0.000   finish stop   3 tokens",
         "prompt",
@@ -59,10 +58,9 @@ def test_an_entry_says_what_was_asked_answered_and_how_it_was_graded(tmp_path):
 
 
 def test_model_text_can_neither_drive_a_terminal_nor_pass_for_our_lines(tmp_path):
-    path = tmp_path / "samples.txt"
     hostile = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\u2028\nstep 99   forged\n" + "=" * 100
-    SamplesFile(path).write([make_group([1.0], text=hostile, question=hostile)], step=1, count=4)
-    content = path.read_text()
+    SamplesFile(tmp_path).write([make_group([1.0], text=hostile, question=hostile)], step=1, count=4)
+    content = (tmp_path / "samples.txt").read_text()
     assert visible(content) == content
     assert "\\x1b[2J" in content
     assert not [line for line in content.splitlines() if line.startswith("step 99")]
@@ -70,18 +68,44 @@ def test_model_text_can_neither_drive_a_terminal_nor_pass_for_our_lines(tmp_path
 
 
 def test_a_lone_surrogate_can_be_written(tmp_path):
-    SamplesFile(tmp_path / "samples.txt").write([make_group([1.0], text="\ud800")], step=1, count=1)
+    SamplesFile(tmp_path).write([make_group([1.0], text="\ud800")], step=1, count=1)
     assert "  | \\ud800\n" in (tmp_path / "samples.txt").read_text()
 
 
 def test_the_middle_of_a_long_response_is_left_out(tmp_path):
-    SamplesFile(tmp_path / "samples.txt").write([make_group([1.0], text="a" * 20_000)], step=1, count=1)
+    SamplesFile(tmp_path).write([make_group([1.0], text="a" * 20_000)], step=1, count=1)
     assert "[12000 characters left out]" in (tmp_path / "samples.txt").read_text()
 
 
 def test_an_image_in_a_prompt_is_named():
     content = [{"type": "image"}, {"type": "text", "text": "How many?"}]
     group = make_group([1.0], question=content)
-    from rl.loggers.samples import describe
+    assert sample_of(group, group.rollouts[0], step=1).prompt == "user: [image]How many?"
 
-    assert "  | user: [image]How many?\n" in describe(group, group.rollouts[0], step=1)
+
+def test_the_lines_hold_what_the_text_shows(tmp_path):
+    group = make_group([0.0, 1.0], group_id=3)
+    group.rollouts[1].reward_parts = {"format": 0.5}
+    written = SamplesFile(tmp_path).write([group], step=20, count=1)
+    assert read_samples(tmp_path) == written
+    (sample,) = written
+    assert (sample.step, sample.prompt_id, sample.answer_number, sample.group_size) == (20, "sums:3", 2, 2)
+    assert (sample.reward, sample.reward_parts, sample.num_tokens) == (1.0, {"format": 0.5}, 3)
+    assert (sample.oldest_version, sample.newest_version, sample.finish_reason) == (7, 7, "stop")
+    assert (sample.prompt, sample.response, sample.expected) == ("user: 2+2=", "4", "4")
+
+
+def test_a_resume_sets_samples_of_steps_that_are_done_again_aside_and_says_so_in_the_text(tmp_path):
+    file = SamplesFile(tmp_path)
+    for step in (1, 10, 20):
+        file.write([make_group([1.0], text=f"first {step}")], step=step, count=1)
+    resumed = SamplesFile(tmp_path)
+    resumed.resume(10)
+    resumed.write([make_group([1.0], text="again 20")], step=20, count=1)
+    assert [(sample.step, sample.response) for sample in read_samples(tmp_path)] == [
+        (1, "first 1"),
+        (10, "first 10"),
+        (20, "again 20"),
+    ]
+    text = (tmp_path / "samples.txt").read_text()
+    assert text.index("first 20") < text.index("resumed after step 10") < text.index("again 20")

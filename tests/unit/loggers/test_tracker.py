@@ -15,7 +15,7 @@ class Recorder(BackgroundTracker):
     def open(self):
         self.events.append("open")
 
-    def send(self, metrics, *, step):
+    def send(self, metrics, *, step, samples):
         self.events.append((step, dict(metrics)))
 
     def finish(self, *, failed):
@@ -26,7 +26,7 @@ class AlwaysRaises(Recorder):
     def open(self):
         raise ConnectionError("no route\nto host")
 
-    def send(self, metrics, *, step):
+    def send(self, metrics, *, step, samples):
         raise ValueError("bad row")
 
     def finish(self, *, failed):
@@ -34,7 +34,7 @@ class AlwaysRaises(Recorder):
 
 
 class Hangs(Recorder):
-    def send(self, metrics, *, step):
+    def send(self, metrics, *, step, samples):
         threading.Event().wait()
 
 
@@ -74,11 +74,11 @@ def test_a_row_that_fails_once_is_sent_again():
     class FailsOnce(Recorder):
         has_failed = False
 
-        def send(self, metrics, *, step):
+        def send(self, metrics, *, step, samples):
             if step == 1 and not self.has_failed:
                 self.has_failed = True
                 raise ConnectionError("reset")
-            super().send(metrics, step=step)
+            super().send(metrics, step=step, samples=samples)
 
     tracker = FailsOnce(retry_s=0.01)
     for step in range(3):

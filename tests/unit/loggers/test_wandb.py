@@ -12,7 +12,9 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from rl.config.schema import ConfigError, WandbLoggerConfig
+from rl.loggers.facts import RunFacts
 from rl.loggers.wandb import WandbLogger
+from tests.wandb_server import wait_until_sent
 
 SECRET = "marker5ecret0123456789abcdef0123456789ab"
 
@@ -25,14 +27,18 @@ def clean_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
 
 
+FACTS = RunFacts("r", "g", ("t", "published"), {"algorithm": {"clip_low": 0.2}})
+IN_A_SCRIPT = (
+    "import pathlib\n"
+    "from rl.config.schema import WandbLoggerConfig as Config\n"
+    "from rl.loggers.facts import RunFacts\n"
+    "from rl.loggers.wandb import WandbLogger\n"
+    "facts = RunFacts('r', 'g', (), {})\n"
+)
+
+
 def logger(folder, mode="offline"):
-    return WandbLogger(
-        WandbLoggerConfig(mode=mode),
-        run_folder=folder,
-        run_config={"algorithm": {"clip_low": 0.2}},
-        name="r",
-        group="g",
-    )
+    return WandbLogger(WandbLoggerConfig(mode=mode), run_folder=folder, facts=FACTS)
 
 
 def records(folder):
@@ -69,6 +75,7 @@ def test_an_offline_run_holds_every_row_its_config_and_its_end_and_no_secret(tmp
     tracker = logger(tmp_path)
     for step in range(12):
         tracker.log({"reward/mean": step / 4, "eval/a/greedy": 0.5 if step % 5 == 0 else None}, step=step)
+    wait_until_sent(tracker)
     tracker.close(failed=False)
 
     found = records(tmp_path)
@@ -79,7 +86,7 @@ def test_an_offline_run_holds_every_row_its_config_and_its_end_and_no_secret(tmp
     (run,) = (record.run for record in found if record.WhichOneof("record_type") == "run")
     config = {item.key: json.loads(item.value_json) for item in run.config.update if item.key}
     assert config["algorithm"] == {"clip_low": 0.2}
-    assert (run.display_name, run.run_group) == ("r", "g")
+    assert (run.display_name, run.run_group, list(run.tags)) == ("r", "g", ["t", "published"])
     (end,) = (record.exit for record in found if record.WhichOneof("record_type") == "exit")
     assert end.exit_code == 0
     for path in tmp_path.rglob("*"):
@@ -92,6 +99,7 @@ def test_a_failed_run_ends_with_exit_code_1_and_a_resumed_one_keeps_its_id(tmp_p
     for _ in range(2):
         tracker = logger(tmp_path)
         tracker.log({"reward/mean": 0.0}, step=0)
+        wait_until_sent(tracker)
         tracker.close(failed=True)
         found = records(tmp_path)
         ids += [record.run.run_id for record in found if record.WhichOneof("record_type") == "run"]
@@ -103,6 +111,7 @@ def test_the_environment_mode_wins(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = logger(tmp_path, mode="online")
     tracker.log({"reward/mean": 0.0}, step=0)
+    wait_until_sent(tracker)
     tracker.close(failed=False)
     assert len(history(records(tmp_path))) == 1
 
@@ -111,6 +120,7 @@ def test_without_a_key_the_run_is_recorded_offline_and_says_so(tmp_path, monkeyp
     monkeypatch.delenv("WANDB_API_KEY")
     tracker = logger(tmp_path, mode="online")
     tracker.log({"reward/mean": 0.25}, step=0)
+    wait_until_sent(tracker)
     tracker.close(failed=False)
     assert "recording offline" in caplog.text
     assert [row["reward/mean"] for row in history(records(tmp_path))] == [0.25]
@@ -123,14 +133,10 @@ def test_an_unknown_mode_is_a_config_error(tmp_path):
 
 def test_a_killed_run_leaves_all_its_rows_and_a_failed_status(tmp_path):
     script = (
-        "import os, pathlib, signal, time\n"
-        "from rl.config.schema import WandbLoggerConfig\n"
-        "from rl.loggers.wandb import WandbLogger\n"
-        f"tracker = WandbLogger(WandbLoggerConfig(mode='offline'), run_folder=pathlib.Path({str(tmp_path)!r}),\n"
-        "    run_config={}, name='r')\n"
+        f"{IN_A_SCRIPT}import os, signal, time\n"
+        f"tracker = WandbLogger(Config(mode='offline'), run_folder=pathlib.Path({str(tmp_path)!r}), facts=facts)\n"
         "for step in range(5): tracker.log({'reward/mean': 0.0}, step=step)\n"
-        "while tracker._rows or tracker.location is None: time.sleep(0.05)\n"
-        "time.sleep(0.5)\n"
+        "while tracker.num_waiting: time.sleep(0.05)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
@@ -149,11 +155,7 @@ def test_a_server_that_never_answers_does_not_hold_the_process(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         script = (
-            "import pathlib\n"
-            "from rl.config.schema import WandbLoggerConfig\n"
-            "from rl.loggers.wandb import WandbLogger\n"
-            f"folder = pathlib.Path({str(tmp_path)!r})\n"
-            "tracker = WandbLogger(WandbLoggerConfig(), run_folder=folder, run_config={}, name='r')\n"
+            f"{IN_A_SCRIPT}tracker = WandbLogger(Config(), run_folder=pathlib.Path({str(tmp_path)!r}), facts=facts)\n"
             "for step in range(100): tracker.log({'reward/mean': 0.0}, step=step)\n"
             "tracker.close(failed=False)\n"
         )
