@@ -26,8 +26,9 @@ def _dispatch(words: list[str]) -> int:
 
         print(help_text())
         return exit_codes.DONE if words else exit_codes.REFUSED
-    if words[0] == "export":
-        return _export(words[1:])
+    commands = {"export": _export, "report": _report}
+    if words[0] in commands:
+        return commands[words[0]](words[1:])
     if any(word.startswith("resume=") for word in words):
         return _resume(words)
     if "-m" in words or "--multirun" in words:
@@ -117,6 +118,12 @@ def _export(words: list[str]) -> int:
     from rl.driver import export
 
     return export(config, folder, Path(words[1]).expanduser().resolve() if len(words) == 2 else None)
+
+
+def _report(words: list[str]) -> int:
+    from rl.report.page import report
+
+    return report(words)
 
 
 def _hydra(words: list[str]) -> int:

@@ -16,6 +16,7 @@ Reinforcement-learning post-training of language models.
   rl -m experiment=NAME seed=1,2 key=a,b          one child run per point of the grid
   rl resume=FOLDER [steps=N] [logger=NAME]        continue a run from its last complete checkpoint
   rl export FOLDER [DESTINATION]                  newest checkpoint as a Hugging Face folder
+  rl report FOLDER [FOLDER ...] [output=FILE]     one page of the curves of runs and sweeps, side by side
   rl experiment=NAME --cfg job --resolve          the exact config; one part: -p algorithm
   rl experiment=NAME --info defaults-tree         where each part comes from
   eval "$(rl -sc install=bash)"                   TAB completion

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from rl.loggers.facts import PublishedLine, published_lines
+from rl.loggers.facts import ReferenceLine, reference_lines
 from rl.loggers.jsonl import Row, read_metrics
 from rl.loggers.names import find
 
@@ -51,7 +51,7 @@ def series(rows: Sequence[Row], key: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
 
 
-def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Sequence[PublishedLine] = ()) -> None:
+def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Sequence[ReferenceLine] = ()) -> None:
     """Eight panels against the step. A panel without values says so. The file appears complete or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def _panels() -> list[tuple[Callable[[Axes, Sequence[Row]], None], tuple[str, ..
     ]
 
 
-def _draw_published(axes: Axes, lines: Sequence[PublishedLine]) -> None:
+def _draw_published(axes: Axes, lines: Sequence[ReferenceLine]) -> None:
     for line, style in zip(lines, itertools.cycle(("--", ":", "-."))):
         axes.axhline(line.value, color="black", linestyle=style, linewidth=1.0, label=line.key)
 
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[0])
     title = arguments[1] if len(arguments) > 1 else folder.name
     config = folder / "run.yaml"
-    claims = published_lines(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.exists() else []
+    claims = reference_lines(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.exists() else []
     draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", title=title, published=claims)
 
 

@@ -15,7 +15,7 @@ _POINT_OF_SWEEP = re.compile(r"\d{3,}")
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedLine:
+class ReferenceLine:
     """A published number that a curve of the run can be compared with by eye."""
 
     claim: str
@@ -48,11 +48,11 @@ class RunFacts:
     """Resolved settings and, under `provenance`, what made the run. Plain and free of secrets: it is uploaded."""
 
     @property
-    def published(self) -> list[PublishedLine]:
-        return published_lines(self.config)
+    def published(self) -> list[ReferenceLine]:
+        return reference_lines(self.config)
 
 
-def published_lines(config: Mapping[str, Any]) -> list[PublishedLine]:
+def reference_lines(config: Mapping[str, Any]) -> list[ReferenceLine]:
     """Claims in a run's plain config that are values of a curve; a ratio to another run is none."""
     claims = (config.get("published") or {}).get("claims") or {}
     return [_line(name, claim) for name, claim in claims.items() if claim["statistic"] != "ratio"]
@@ -77,8 +77,8 @@ def read_provenance(run_folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _line(name: str, claim: Mapping[str, Any]) -> PublishedLine:
+def _line(name: str, claim: Mapping[str, Any]) -> ReferenceLine:
     """A step of the source may be several rows here: their times add up to its time."""
     metric = find(claim["metric"])
     rows = claim.get("rows_per_step", 1) if metric is not None and metric.reduction is Reduction.SUM else 1
-    return PublishedLine(name, claim["metric"], claim["value"] / rows, claim["first_step"], claim["last_step"])
+    return ReferenceLine(name, claim["metric"], claim["value"] / rows, claim["first_step"], claim["last_step"])

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from rl.loggers.curves import CurvesProcess, draw_curves, series
-from rl.loggers.facts import PublishedLine
+from rl.loggers.facts import ReferenceLine
 
 FULL = {
     "reward/mean": 0.5,
@@ -51,7 +51,7 @@ def test_the_picture_depends_on_the_values(tmp_path):
 
 def test_a_published_value_is_a_line_in_the_panel_of_its_metric_and_in_no_other(tmp_path):
     rows = [{"step": step, **FULL} for step in range(3)]
-    line = PublishedLine("peak", "eval/sums/greedy", 0.9, None, None)
+    line = ReferenceLine("peak", "eval/sums/greedy", 0.9, None, None)
     draw_curves(rows, tmp_path / "without.png", title="r")
     draw_curves(rows, tmp_path / "with.png", title="r", published=[line])
     changed = (imread(tmp_path / "with.png") != imread(tmp_path / "without.png")).any(axis=2)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rl.loggers.wandb import WandbLogger
 from tests.contract.test_logger_contract import make_group
 from tests.wandb_server import WandbServer, wait_until_sent
 
+ROOT = Path(__file__).resolve().parents[3]
 CLAIMS = {
     "peak": {"metric": "eval/sums/greedy", "statistic": "max", "value": 0.9, "first_step": None, "last_step": None},
     "late": {"metric": "reward/mean", "statistic": "mean", "value": 0.5, "first_step": 5, "last_step": 6},
@@ -76,13 +78,13 @@ def log_steps(folder, steps, *, mode, resume_step=None):
 def sync(folder):
     offline = sorted(map(str, folder.glob("wandb/offline-run-*")))
     command = [sys.executable, "-m", "wandb", "sync", *offline]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def upload(folder, *overrides):
-    command = [sys.executable, "scripts/upload_wandb.py", str(folder), *overrides]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, str(ROOT / "scripts" / "upload_wandb.py"), str(folder), *overrides]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def numbers(stored):

@@ -1,0 +1,122 @@
+"""Which curves a report shows, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl.loggers.facts import ReferenceLine
+from rl.loggers.names import AXES, find, is_score
+from rl.report.runs import ReportedRun
+
+SIGNIFICANT_DIGITS = 6
+TRAIN_PARTS = ("old_logprobs", "forward_backward", "optimizer")
+"""Phases inside `train`; all others follow one another in a step."""
+
+SHOWN = {
+    "Learning": ("reward/mean", "eval/", "rollout/response_tokens_mean", "train/entropy"),
+    "Policy": ("train/kl_ref", "mismatch/kl_k3", "offpolicy/kl_k3", "train/grad_norm", "staleness/mean"),
+    "Speed": ("time/step_s", "rollout/tokens_per_s", "memory/"),
+}
+"""Heading -> keys, or prefixes of keys, in the order shown. All others can be chosen on the page."""
+LOGARITHMIC = ("mismatch/kl_k3", "offpolicy/kl_k3")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Of one run: mean seconds per step, over the steps that were timed."""
+
+    name: str
+    seconds: float
+    share: float
+    """Of the step."""
+    is_part: bool
+    """Inside `train`, whose seconds have it already."""
+
+
+def page_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """What the page's script draws, as plain JSON."""
+    keys = dict.fromkeys(key for run in runs for row in run.rows for key, value in row.items() if value is not None)
+    metrics = [key for key in keys if key not in AXES and not key.endswith("/stderr")]
+    return {
+        "runs": [{"name": run.name, "varied": run.varied, "columns": _columns(run, keys)} for run in runs],
+        "axes": AXES,
+        "sections": {title: _chosen(metrics, wanted) for title, wanted in SHOWN.items()},
+        "metrics": {key: _describe(key) for key in sorted(metrics)},
+        "published": [{"metric": line.metric, "label": line.key, "value": line.value} for line in all_published(runs)],
+    }
+
+
+def all_published(runs: Sequence[ReportedRun]) -> list[ReferenceLine]:
+    """Of all runs; one that several runs share is there once."""
+    return list(dict.fromkeys(line for run in runs for line in run.facts.published))
+
+
+def phases(run: ReportedRun) -> list[Phase]:
+    """Phases that took any time, the longest first, each part of training after it."""
+    timed = [row for row in run.rows if row.get("time/step_s")]
+    step_s = sum(row["time/step_s"] for row in timed)
+    names = dict.fromkeys(key[5:-2] for row in timed for key in row if key.startswith("time/") and key.endswith("_s"))
+    found = []
+    for name in names:
+        seconds = sum(row.get(f"time/{name}_s") or 0.0 for row in timed)
+        if name != "step" and seconds > 0:
+            found.append(Phase(name, seconds / len(timed), seconds / step_s, name in TRAIN_PARTS))
+    found.sort(key=lambda phase: -phase.seconds)
+    parts = [phase for phase in found if phase.is_part]
+    whole = [phase for phase in found if not phase.is_part]
+    return [shown for phase in whole for shown in (phase, *(parts if phase.name == "train" else ()))]
+
+
+def memory(run: ReportedRun) -> dict[str, float]:
+    """Memory metric -> its largest value, in GiB."""
+    keys = dict.fromkeys(key for row in run.rows for key in row if key.startswith("memory/"))
+    peaks = {key: max((row[key] for row in run.rows if row.get(key) is not None), default=None) for key in keys}
+    return {key: value for key, value in peaks.items() if value is not None}
+
+
+def results(runs: Sequence[ReportedRun]) -> dict[str, list[Mapping[str, float] | None]]:
+    """Score -> of each run first, last and best value, its standard error where there is one; None: not logged."""
+    keys = dict.fromkeys(key for run in runs for row in run.rows for key in row if is_score(key))
+    return {key: [_result(run, key) for run in runs] for key in keys}
+
+
+def _result(run: ReportedRun, key: str) -> dict[str, float] | None:
+    found = [row for row in run.rows if row.get(key) is not None]
+    if not found:
+        return None
+    best = max(found, key=lambda row: row[key])
+    result = {"first": found[0][key], "last": found[-1][key], "best": best[key], "best_step": best["step"]}
+    error = found[-1].get(f"{key}/stderr")
+    return result if error is None else result | {"stderr": error}
+
+
+def _chosen(metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    chosen = [key for want in wanted for key in metrics if key == want or (want[-1] == "/" and key.startswith(want))]
+    return [key for key in chosen if not key.startswith("eval/") or is_score(key)]
+
+
+def _columns(run: ReportedRun, keys: Mapping[str, None]) -> dict[str, list[float | None]]:
+    columns = {key: [_short(row.get(key)) for row in run.rows] for key in keys}
+    # Before training nothing was trained on, also in rows of runs that did not say so.
+    for key in ("prompts_trained", "tokens_trained"):
+        if columns.get(key) and run.rows[0]["step"] == 0:
+            columns[key][0] = 0.0
+    return {key: values for key, values in columns.items() if any(value is not None for value in values)}
+
+
+def _short(value: float | None) -> float | None:
+    if value is None or isinstance(value, int):
+        return value
+    return int(value) if value.is_integer() else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+def _describe(key: str) -> dict[str, Any]:
+    metric = find(key)
+    return {
+        "unit": metric.unit if metric else "",
+        "meaning": metric.meaning if metric else "",
+        "log": key in LOGARITHMIC,
+        "smooth": not key.startswith("eval/"),
+    }
