@@ -12,7 +12,7 @@ def test_each_listed_key_finds_its_own_entry():
         example = metric.key.replace("<benchmark>", "aime24").replace("<metric>", "avg@32")
         example = example.replace("<name>", "format").replace("<reason>", "grader_error").replace("<phase>", "train")
         example = example.replace("<versions>", "2").replace("<rule>", "published").replace("<k>", "8")
-        example = example.replace("<claim>", "gsm8k_peak")
+        example = example.replace("<claim>", "gsm8k_peak").replace("<what>", "trainer_peak")
         assert find(example) is metric, example
 
 
