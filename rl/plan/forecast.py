@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from rl.config.check import check_devices, not_there_yet
+from rl.config.check import check_devices
 from rl.config.schema import ConfigError, LocalRolloutConfig, RunConfig, ServerRolloutConfig
 from rl.plan.memory import Cache, Phase, cache_of, phases, trainer_gib
 from rl.plan.sizes import RunSizes, Sharing, sizes_of
@@ -141,8 +141,3 @@ def planned_metrics(config: RunConfig) -> dict[str, float]:
         if found.sizes.sharing is Sharing.turns:
             planned["plan/time/wait_for_batch_s"] = found.times.generate
     return planned
-
-
-def cannot_run(config: RunConfig) -> list[str]:
-    """What the parts cannot do yet, whatever the machine."""
-    return not_there_yet(config)

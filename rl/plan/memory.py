@@ -189,7 +189,7 @@ def _gathered_lines(shape: ModelShape, trainer: TrainerSizes) -> list[Line]:
 def layer_width(shape: ModelShape) -> int:
     """Numbers that the forward pass of one layer leaves for its backward pass, per token; estimated.
 
-    Inputs of norms and projections, queries, keys, values, attention's output, and three tensors of the feed-forward
+    Inputs of norms and projections, queries, keys, values, attention's output, and four tensors of the feed-forward
     width; of experts, what a token's own experts see.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -355,8 +355,8 @@ def host_bytes(run: RunSizes) -> float:
 
 
 def count(number: float) -> str:
-    """8190735360 as `8.19 G`, 298112 as `298 k`."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """8190735360 as `8.19 G`, 298112 as `298 k`; a unit may follow: `count(bytes)` + `B`."""
+    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g} {unit}"
     return f"{number:g}"

@@ -7,13 +7,13 @@ from typing import Any
 
 from rl import exit_codes
 from rl.config.build import target_class
-from rl.config.check import missing_packages
+from rl.config.check import missing_packages, not_there_yet
 from rl.config.lock import published_lines
 from rl.config.published import ClaimConfig
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
-from rl.plan.forecast import TIGHT, Forecast, best_knob, cannot_run, forecast
+from rl.plan.forecast import TIGHT, Forecast, best_knob, forecast
 from rl.plan.measured import measured_lines
 from rl.plan.memory import GIB, Phase, host_bytes
 from rl.plan.work import disk_lines, time_lines, work_lines
@@ -136,13 +136,13 @@ def _memory(config: RunConfig, found: Forecast | None) -> list[str]:
     lines: list[str] = []
     shown: list[Phase] = []
     for phase in found.phases:
-        lines.append(f"{phase.name:<9}{phase.gib:7.1f} of {limit:g} GiB   {phase.where}")
+        lines.append(f"{phase.name:<9}{phase.gib:.1f} of {limit:g} GiB: {phase.where}")
         same = next((other for other in shown if list(other.lines) == list(phase.lines)), None)
         if same is not None:
-            lines.append(f"           the terms of {same.name}")
+            lines.append(f"             the terms of {same.name}")
             continue
         shown.append(phase)
-        lines += [f"  {line.gib:7.1f}  {line.what}: {line.how}" for line in phase.lines]
+        lines += [f"  {_size(line.num_bytes):>9}  {line.what}: {line.how}" for line in phase.lines]
     lines += _cache_lines(config, found)
     host = host_bytes(found.sizes)
     if host:
@@ -151,6 +151,10 @@ def _memory(config: RunConfig, found: Forecast | None) -> list[str]:
         )
     lines.append(_fullest(config, found))
     return lines
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= 0.1 * GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _cache_lines(config: RunConfig, found: Forecast) -> list[str]:
@@ -195,7 +199,7 @@ def _claim(name: str, claim: ClaimConfig) -> str:
 
 def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]:
     """Lines and exit code."""
-    blocked = cannot_run(config)
+    blocked = not_there_yet(config)
     lines = [f"cannot run yet: {message}" for message in blocked]
     if found is None:
         return ["verdict: not known whether it fits, without the model's sizes", *lines], _code(not blocked)

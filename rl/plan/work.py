@@ -67,9 +67,10 @@ def _estimates(config: RunConfig, found: Forecast) -> list[str]:
     return [
         f"assumed: answers of {step.response_tokens:,.0f} tokens on average ({told}), prompts of "
         f"{step.prompt_tokens:,.0f}: {count(step.tokens)} tokens a step",
-        f"arithmetic: {(trained + scored) / 1e15:,.4g} PFLOP a step in the trainer; {passes} x 2 x "
-        f"{count(run.shape.active_params)} parameters a token and attention, {scored / 1e15:,.4g} to score log-probs",
-        f"a publish moves {published_bytes(run) / 1e9:,.3g} GB: {run.trainer.compute_bytes} B x "
+        f"arithmetic: {count(trained + scored)}FLOP a step in the trainer; {passes} x 2 x "
+        f"{count(run.shape.active_params)} parameters a token, and attention"
+        + (f"; {count(scored)}FLOP of it to score log-probs" if scored else ""),
+        f"a publish moves {count(published_bytes(run))}B: {run.trainer.compute_bytes} B x "
         f"{count(run.shape.num_params or 0)}",
     ]
 
@@ -104,18 +105,14 @@ def disk_lines(config: RunConfig, found: Forecast | None) -> list[str]:
     if found is None:
         return ["not known without the model's sizes"]
     params = found.sizes.shape.num_params or 0
-    one = BYTES_PER_PARAM * params / 1e9
+    one = BYTES_PER_PARAM * params
     kept = config.checkpoint.keep_last + 1 + (config.checkpoint.keep_best is not None)
     best = " and the best" if config.checkpoint.keep_best else ""
     when = f"every {config.checkpoint.every} steps" if config.checkpoint.every else "at the end"
     return [
-        f"checkpoints {when}: {BYTES_PER_PARAM} B x {count(params)} = {_gb(one)} each; the last "
-        f"{config.checkpoint.keep_last}{best} and the one being written: {_gb(kept * one)}"
+        f"checkpoints {when}: {BYTES_PER_PARAM} B x {count(params)} = {count(one)}B each; the last "
+        f"{config.checkpoint.keep_last}{best} and the one being written: {count(kept * one)}B"
     ]
-
-
-def _gb(value: float) -> str:
-    return f"{value:,.0f} GB" if value >= 10 else f"{value:.2g} GB"
 
 
 def seconds(value: float) -> str:

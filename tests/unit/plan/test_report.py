@@ -57,3 +57,44 @@ def test_on_a_cpu_they_share_its_cores(capsys: pytest.CaptureFixture[str]):
     lines = plan_of(capsys, "backend.rollout.replicas=2")
     assert "2 engine(s): replicas 2 x replicas_per_device 1" in lines
     assert "cpu: all on the host's CPU (trainer rank 0, engine 0 worker 0, engine 1 worker 0)" in lines
+
+
+def test_what_does_not_fit_ends_with_2_and_the_override_that_makes_it_fit(capsys: pytest.CaptureFixture[str]):
+    words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "backend.trainer.recompute=false"]
+    assert print_plan(compose_run_config(words)) == 2
+    page = " ".join(capsys.readouterr().out.split())
+    assert page.endswith("; try backend.trainer.recompute=true")
+    assert "verdict: does not fit: train takes " in page and "most of it activations, estimated" in page
+
+
+def test_a_small_margin_is_called_tight(capsys: pytest.CaptureFixture[str]):
+    words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "backend.rollout.memory_fraction=0.93"]
+    assert print_plan(compose_run_config(words)) == 0
+    assert "verdict: fits (margin 4 GiB, tight: below 10% of the memory)" in capsys.readouterr().out
+
+
+def test_a_model_of_unknown_sizes_is_planned_as_far_as_it_is_known(capsys: pytest.CaptureFixture[str]):
+    words = ["experiment=qwen3_8b_grpo", "model=hf", "model.path=nobody/unheard-of"]
+    assert print_plan(compose_run_config(words)) == 0
+    page = capsys.readouterr().out
+    assert "verdict: not known whether it fits, without the model's sizes" in page
+    assert "not known: the model's sizes are not here. Give a local folder in model.path, or model.shape" in page
+    assert "missing here: model.path=nobody/unheard-of" in page
+
+
+def test_steps_of_published_data_on_a_hub_are_known_without_it(capsys: pytest.CaptureFixture[str]):
+    print_plan(compose_run_config(["experiment=qwen3_8b_grpo"]))
+    page = capsys.readouterr().out
+    assert "210 steps (15 epochs x (14,973 published rows // 1,024))" in page
+    assert (
+        "checkpoints every 20 steps: 12 B x 8.19 G = 98.3 GB each; the last 2 and the one being written: 295 GB" in page
+    )
+    print_plan(compose_run_config(["experiment=qwen3_8b_grpo", "task.data.gsm8k.path=somebody/else"]))
+    assert "how many steps is known once the data is loaded" in capsys.readouterr().out
+
+
+def test_claims_are_printed_with_their_source_and_hardware(capsys: pytest.CaptureFixture[str]):
+    print_plan(compose_run_config(["experiment=qwen3_8b_grpo"]))
+    page = capsys.readouterr().out
+    assert "gsm8k_peak: eval/gsm8k/published/greedy max = 0.956 +- 0.012 fraction (vendor measured, text)" in page
+    assert "2026-08-14; https://" in page and "; on 8x MI350" in page
