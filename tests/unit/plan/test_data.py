@@ -84,29 +84,31 @@ def test_it_renders_and_tokenizes_as_the_run_does(tiny_qwen3, template):
     assert light.encode(texts) == [ids.tolist() for ids in expected if ids is not None]
 
 
-def test_a_template_may_use_what_templates_of_transformers_use():
+def test_a_template_comes_out_as_in_transformers():
     from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
 
     template = (
         "{%- for m in messages %}\n  {%- if m.role == 'end' %}{% break %}{% endif %}\n<{{ m.content | tojson }}>"
-        "{%- endfor %}\n{{ bos_token }}{% if thinking %}!{% endif %}"
+        "{%- endfor %}\n  {% if thinking %}\n!{% endif %}\n{{ bos_token }}"
     )
-    tokenizer = LightTokenizer(
-        Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
-        template,
-        special_tokens={"bos_token": "B"},
-        is_plain=False,
-    )
+    backend = Tokenizer(models.WordLevel({"a": 0, "B": 1}, unk_token="a"))
     messages = [{"role": "user", "content": "<é>"}, {"role": "end", "content": "x"}]
-    assert tokenizer.render(messages, thinking=True) == '\n<"<é>">\nB!'
-    refusing = LightTokenizer(
-        Tokenizer(models.WordLevel({"a": 0}, unk_token="a")),
-        "{{ raise_exception('no system message') }}",
-        special_tokens={},
-        is_plain=False,
-    )
-    with pytest.raises(ConfigError, match="no system message"):
-        refusing.render(messages)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="B")
+    fast.chat_template = template
+    light = LightTokenizer(backend, template, special_tokens={"bos_token": "B"}, is_plain=False)
+    for thinking in (True, False):
+        expected = fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, thinking=thinking)
+        assert light.render(messages, thinking=thinking) == expected
+
+
+def test_a_template_that_refuses_names_itself():
+    from tokenizers import Tokenizer, models
+
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    light = LightTokenizer(backend, "{{ raise_exception('no system message') }}", special_tokens={}, is_plain=False)
+    with pytest.raises(ConfigError, match="chat template does not take the task's messages: no system message"):
+        light.render([{"role": "user", "content": "x"}])
 
 
 PROGRAM = """
