@@ -21,12 +21,13 @@ from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.lock import published_lines, published_status
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
+from rl.config.secrets import MaskingFormatter, mask_secrets
 from rl.faults import headline
 from rl.loggers.facts import run_facts
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
 from rl.plan.measured import conclude
 from rl.protocols import RolloutStream
-from rl.provenance import mask_secrets, write_provenance
+from rl.provenance import write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked, open_checkpoint
 
 if TYPE_CHECKING:
@@ -303,12 +304,12 @@ def _report_crash(error: Exception, run_folder: Path) -> int:
 
 
 def _configure_logging(run_folder: Path) -> None:
-    """Everything to run.log, warnings to the terminal."""
+    """Everything to run.log, warnings to the terminal, secrets to neither."""
     file = logging.FileHandler(run_folder / "run.log", encoding="utf-8")
     terminal = logging.StreamHandler()
     terminal.setLevel(logging.WARNING)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    terminal.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal.setFormatter(MaskingFormatter("%(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers = [file, terminal]
     root.setLevel(logging.INFO)

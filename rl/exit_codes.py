@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from rl.config.schema import ConfigError
+from rl.config.secrets import mask_secrets
 
 DONE = 0
 FAILED = 1
@@ -13,5 +14,5 @@ INTERRUPTED = 130
 
 
 def refused(error: ConfigError) -> int:
-    print(f"rl: {error}", file=sys.stderr)
+    print(mask_secrets(f"rl: {error}"), file=sys.stderr)
     return REFUSED

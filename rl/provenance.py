@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.lock import config_digest
+from rl.config.secrets import mask_secrets
 
 PACKAGES = (
     "rl",
@@ -37,14 +38,6 @@ PACKAGES = (
     "wandb",
 )
 MAX_DIFF_BYTES = 2**20
-MASK = "***"
-_SECRET_NAME = re.compile(
-    r"(^|_)(\w*KEY|\w*TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH)(_|$)", re.IGNORECASE
-)
-_MIN_CHARACTERS = 4
-"""A shorter value is no secret: `1` is part of too much."""
-_MIN_CHARACTERS_INSIDE = 6
-"""A shorter value is masked only where it stands alone, as a whole or after `=`."""
 
 
 def write_provenance(
@@ -84,31 +77,6 @@ def write_provenance(
     )
     (folder / f"provenance{suffix}.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
-
-
-def mask_secrets(value: Any) -> Any:
-    """The same value with every occurrence of a secret environment variable's value replaced by `***`.
-
-    Secret are the variables whose name says so: API key, token, password and the like.
-    """
-    secrets = {text for name, text in os.environ.items() if _SECRET_NAME.search(name)}
-    secrets = {text for text in secrets if len(text) >= _MIN_CHARACTERS}
-    return _mask(value, sorted(secrets, key=len, reverse=True))
-
-
-def _mask(value: Any, secrets: Sequence[str]) -> Any:
-    if isinstance(value, str):
-        for secret in secrets:
-            if len(secret) >= _MIN_CHARACTERS_INSIDE:
-                value = value.replace(secret, MASK)
-            elif value == secret or value.endswith(f"={secret}"):
-                value = value.removesuffix(secret) + MASK
-        return value
-    if isinstance(value, Mapping):
-        return {_mask(key, secrets): _mask(item, secrets) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mask(item, secrets) for item in value]
-    return value
 
 
 def _code() -> tuple[dict[str, Any], str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from rl import exit_codes
 from rl.config.load import load_run_yaml, to_plain
 from rl.config.schema import ConfigError, WandbLoggerConfig
+from rl.config.secrets import MaskingFormatter, mask_secrets
 from rl.loggers.facts import read_provenance, run_facts
 from rl.loggers.jsonl import read_metrics
 from rl.loggers.samples import Sample, read_samples
 from rl.loggers.wandb import WandbError, WandbLogger
-from rl.provenance import mask_secrets
 from rl.run_folder import locked
 
 FINISH_LIMIT_S = 3600.0
@@ -28,7 +28,9 @@ OVERRIDES = ("logger.project", "logger.entity")
 
 
 def main(arguments: Sequence[str]) -> int:
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    terminal = logging.StreamHandler()
+    terminal.setFormatter(MaskingFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[terminal])
     try:
         folders = [argument for argument in arguments if "=" not in argument]
         if len(folders) != 1:
@@ -71,7 +73,10 @@ def upload(run_folder: Path, overrides: Sequence[str]) -> int:
             logger.send({key: row[key] for key in row if key != "step"}, step=step, samples=samples[step])
         logger.finish(failed=False)
     except (WandbError, OSError) as error:
-        print(f"the upload failed: {error}. What W&B has is kept; run the same command again.", file=sys.stderr)
+        print(
+            mask_secrets(f"the upload failed: {error}. What W&B has is kept; run the same command again."),
+            file=sys.stderr,
+        )
         return exit_codes.FAILED
     finally:
         logger.kill()

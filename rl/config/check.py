@@ -27,6 +27,7 @@ from rl.config.schema import (
     SGLangRolloutConfig,
     VLLMRolloutConfig,
 )
+from rl.config.secrets import check_no_secret
 from rl.config.transport import check_weight_transport
 
 Range = tuple[str, Callable[[Any], bool], str]
@@ -103,6 +104,7 @@ RANGES: tuple[Range, ...] = (
 
 def check_run_config(config: RunConfig) -> None:
     """Raises ConfigError on the first rule that `config` breaks, on whatever machine it is to run."""
+    check_no_secret(config)
     check_ranges(config)
     check_mini_batches(config)
     check_training_sampling(config)

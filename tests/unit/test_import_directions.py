@@ -72,8 +72,8 @@ MODULES = {
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary", "rl.sentinels"},
     "rl.run_folder": {"rl.types", "rl.protocols", "rl.config.schema"},
-    "rl.provenance": {"rl.config.lock"},
-    "rl.exit_codes": {"rl.config.schema"},
+    "rl.provenance": {"rl.config.lock", "rl.config.secrets"},
+    "rl.exit_codes": {"rl.config.schema", "rl.config.secrets"},
 }
 """Module of no part -> all that it may import of the package."""
 
