@@ -241,6 +241,7 @@ def test_a_folder_whose_config_cannot_be_read_is_named(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, on Debian: apt-get install chromium")
 def test_a_browser_without_network_draws_the_page_says_nothing_and_asks_for_nothing(sweep, tmp_path):
+    (write_run(sweep / "002", "seed=2") / "metrics.jsonl").unlink()  # has not started yet
     assert main(["report", str(sweep)]) == 0
     command = [
         CHROMIUM,
@@ -261,6 +262,7 @@ def test_a_browser_without_network_draws_the_page_says_nothing_and_asks_for_noth
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert done.stdout.count("<canvas") == len(Page(report_of(sweep)).data()["sections"]["Learning"]) + 3
+    assert "no row yet" in done.stdout
     assert "owned" not in re.findall(r"<title>(.*?)</title>", done.stdout)
     net = (tmp_path / "net.json").read_text()
     assert "report.html" in net
