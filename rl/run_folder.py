@@ -1,6 +1,7 @@
 """A run's folder: who may write to it, and its checkpoints.
 
-    run.yaml  provenance.json  metrics.jsonl  curves.png  samples.txt  answers.jsonl  model/  checkpoints/step-000100/
+    run.yaml  provenance.json  metrics.jsonl  curves.png  samples.txt  samples.jsonl  answers.jsonl  model/
+    checkpoints/step-000100/
 
 A checkpoint is written under another name, listed with sizes and digests, flushed, and only then renamed: a folder
 named `step-*` is complete, whenever the process was killed.
