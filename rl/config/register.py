@@ -12,7 +12,7 @@ from rl.config.build import target_class
 from rl.config.schema import ConfigError, RunConfig
 
 GROUPS: dict[str, tuple[type, ...]] = {
-    "model": (schema.ModelConfig, schema.TinyModelConfig),
+    "model": (schema.ModelConfig, schema.TinyModelConfig, schema.MiniatureModelConfig),
     "algorithm": (
         algorithms.GRPOConfig,
         algorithms.DrGRPOConfig,
@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 SCHEMA_NAMES = {
     schema.ModelConfig: "hf",
     schema.TinyModelConfig: "tiny",
+    schema.MiniatureModelConfig: "miniature",
     algorithms.GRPOConfig: "grpo",
     algorithms.DrGRPOConfig: "dr_grpo",
     algorithms.RLOOConfig: "rloo",

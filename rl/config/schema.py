@@ -145,6 +145,26 @@ class TinyModelConfig(ModelConfig):
     """None: random weights."""
 
 
+class Architecture(Enum):
+    """Of the published runs' models, by transformers' model type."""
+
+    qwen3 = "qwen3"
+    """Dense."""
+    qwen2 = "qwen2"
+    """Dense; Qwen2.5."""
+    qwen3_5_moe = "qwen3_5_moe"
+    """Gated DeltaNet, gated attention, experts and a vision tower."""
+
+
+@dataclass
+class MiniatureModelConfig(ModelConfig):
+    """A random model of a published run's architecture, small enough for a smoke run on a CPU."""
+
+    _target_: str = "rl.model.miniature.MiniatureModel"
+    path: str = "miniature"
+    architecture: Architecture = MISSING
+
+
 @dataclass
 class OptimizerConfig:
     """AdamW on fp32 master weights."""
