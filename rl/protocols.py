@@ -19,6 +19,7 @@ from rl.types import (
     MicroBatch,
     Prompt,
     PublishStats,
+    RenderedWithImages,
     Reward,
     Rollout,
     RolloutGroup,
@@ -45,6 +46,15 @@ class PromptRenderer(Protocol):
         """[L_p] of each prompt's messages; None where it is over-long and such prompts are dropped.
 
         `names` say which prompts they are, for errors.
+        """
+        ...
+
+    def render_with_images(
+        self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], *, name: str
+    ) -> RenderedWithImages | None:
+        """One prompt whose contents are lists of parts, `{"type": "image"}` for each of `images` in order.
+
+        None where it is over-long and such prompts are dropped.
         """
         ...
 
@@ -182,6 +192,8 @@ class EngineCapabilities:
     """`sleep` frees the memory of the weights without a copy: only a publish brings them back."""
     renormalizes: bool
     """With top_k or top_p, log-probs are those of the distribution that is left; False: of the whole one."""
+    takes_images: bool = False
+    """Prompts with images are sampled from, if the model takes them; False: refused by name."""
 
 
 class EngineError(RuntimeError):

@@ -10,7 +10,7 @@ Alignment rule, stated once: `x[i]` describes token i itself given the tokens be
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -67,12 +67,22 @@ class Prompt:
     answer: str
     task: str
     """Data set or evaluation set that the problem is of."""
-    images: tuple[NDArray[np.uint8], ...] = ()
-    """Each [height, width, 3]. Empty for text."""
-    mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What the model's processor made of `images` (pixel_values, image_grid_thw); empty for text."""
+    images: tuple[bytes, ...] = ()
+    """Each a file as the data set holds it (PNG, JPEG), in the order of their placeholders. Empty for text."""
+    mm_inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What the model's processor makes of `images` (pixel_values, image_grid_thw); empty for text. It may be made only
+    where it is read: pixels are some 100 times as large as their file."""
     position_ids: IntArray | None = None
     """[3, L_p] multimodal rotary positions of `token_ids`; a response goes on after the largest. None: 0 to L_p - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedWithImages:
+    """What rendering adds to a prompt with images; see the fields of `Prompt`."""
+
+    token_ids: IntArray
+    position_ids: IntArray
+    mm_inputs: Mapping[str, NDArray[Any]]
 
 
 @dataclass(slots=True)
@@ -187,6 +197,8 @@ class MicroBatch:
     """[n+1], cumulative lengths starting at 0: sequence j is cu_seqlens[j]:cu_seqlens[j+1]."""
     loss_mask: BoolArray
     """[T]"""
+    is_prompt: BoolArray
+    """[T]; an image placeholder that the policy sampled itself stands for no image."""
     advantages: FloatArray
     """[T], the rollout's advantage on each of its loss tokens, 0 elsewhere."""
     rollout_logprobs: FloatArray

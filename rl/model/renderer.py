@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import numpy as np
 
 from rl.config.schema import ConfigError
 from rl.config.tasks import Overlong
-from rl.types import IntArray
+from rl.model.vision import ImageReader
+from rl.types import IntArray, RenderedWithImages
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
@@ -64,19 +66,57 @@ class Renderer:
 
         `names` say which prompts they are, for errors. Many at once are several times faster than one by one.
         """
-        texts = self.tokenizer.apply_chat_template(
+        texts = self._texts(conversations)
+        with _all_cores():
+            encoded = self._token_ids(texts)
+        return [
+            self._within_limit(self._checked(self._prefix + token_ids, text, name=name), name=name)
+            for token_ids, text, name in zip(encoded, texts, names, strict=True)
+        ]
+
+    def render_with_images(
+        self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], *, name: str
+    ) -> RenderedWithImages | None:
+        """Text and images in one go: the placeholders are in the text before it is tokenized, once.
+
+        A prompt with images is never truncated: what is left of an image means nothing.
+        """
+        if self._template is not None:
+            raise ConfigError(
+                f"prompt {name} has images, and model.chat_template=plain knows none. Use the model's own: "
+                "model.chat_template=null."
+            )
+        (text,) = self._texts([messages])
+        text, grids = self._image_reader.expand(text, images, name=name)
+        (encoded,) = self._token_ids([text])
+        token_ids = self._checked(encoded, text, name=name)
+        if len(token_ids) > self._max_prompt_tokens and self._overlong is Overlong.truncate_left:
+            raise ConfigError(
+                f"prompt {name} has {len(token_ids)} tokens, more than task.max_prompt_tokens="
+                f"{self._max_prompt_tokens}, and its images cannot be cut. Set task.overlong to drop or error."
+            )
+        kept = self._within_limit(token_ids, name=name)
+        if kept is None:
+            return None
+        reader = self._image_reader
+        return RenderedWithImages(kept, reader.position_ids(kept, grids), reader.inputs(images))
+
+    @functools.cached_property
+    def _image_reader(self) -> ImageReader:
+        """Loaded with the first image."""
+        return ImageReader(self._folder, self.tokenizer)
+
+    def _texts(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+        return self.tokenizer.apply_chat_template(
             [list(messages) for messages in conversations],
             tokenize=False,
             add_generation_prompt=True,
             chat_template=self._template,
             **self._kwargs,
         )
-        with _all_cores():
-            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
-        return [
-            self._within_limit(self._checked(self._prefix + token_ids, text, name=name), name=name)
-            for token_ids, text, name in zip(encoded, texts, names, strict=True)
-        ]
+
+    def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False).input_ids
 
     def _within_limit(self, token_ids: list[int], *, name: str) -> IntArray | None:
         limit = self._max_prompt_tokens

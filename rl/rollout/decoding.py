@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from rl.model.placeholders import placeholders_of_images
 from rl.rollout.sampler import Sampled, stop_reach
 from rl.types import FinishReason, FloatArray, IntArray, Sampling
 
@@ -30,6 +31,12 @@ class SampleRequest:
     sampling: Sampling
     seeds: list[int]
     """One per sample."""
+    position_ids: IntArray | None = None
+    """[3, L_p] multimodal rotary positions of `prompt_ids`; None: 0 to L_p - 1."""
+    mm_inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Of the images in `prompt_ids`; empty for text."""
+    num_sampled: int = 0
+    """Tokens at the end of `prompt_ids` that were sampled before."""
     cancelled: set[int] = field(default_factory=set)
     """Places in `seeds`, added by any thread: those samples end at the next token."""
 
@@ -176,15 +183,23 @@ class Decoder:
         is_padded = bool((lengths != lengths.max()).any())
         cache = DynamicCache(config=self._text_config)
         owner = torch.tensor([at for at, request in enumerate(requests) for _ in request.seeds], device=self._device)
-        logits = self._forward(
-            input_ids.to(self._device),
-            mask.to(self._device) if is_padded else None,
-            (mask.cumsum(-1) - 1).clamp_(min=0).to(self._device),
-            cache,
-        )[owner]
+        position_ids = _positions(requests, mask)
+        mm_inputs = {name: value.to(self._device) for name, value in _mm_inputs(requests).items()}
+        num_sampled = torch.tensor([[request.num_sampled] for request in requests])
+        is_prompt = torch.arange(mask.shape[1]) < mask.shape[1] - num_sampled
+        with placeholders_of_images(
+            self._model, input_ids.to(self._device), is_prompt.to(self._device) if mm_inputs else None
+        ) as prompt_ids:
+            logits = self._forward(
+                prompt_ids,
+                mask.to(self._device) if is_padded else None,
+                position_ids.to(self._device),
+                cache,
+                mm_inputs,
+            )[owner]
         # The samples of a prompt share its prefill.
-        cache.batch_select_indices(owner)
-        positions = lengths.to(self._device)[owner]
+        _select(cache, owner)
+        positions = position_ids.reshape(-1, *mask.shape).amax((0, 2)).add(1).to(self._device)[owner]
         grown_mask = None
         if is_padded:
             more = torch.ones(len(owner), int(rows.limits.max()), dtype=mask.dtype, device=self._device)
@@ -200,7 +215,7 @@ class Decoder:
                 return
             if (places := rows.compact()) is not None:
                 kept = torch.from_numpy(places).to(self._device)
-                cache.batch_select_indices(kept)
+                _select(cache, kept)
                 sampler.select(kept)
                 tokens, positions = tokens[kept], positions[kept]
                 grown_mask = None if grown_mask is None else grown_mask[kept]
@@ -209,7 +224,12 @@ class Decoder:
             positions = positions + 1
 
     def _forward(
-        self, input_ids: torch.Tensor, mask: torch.Tensor | None, position_ids: torch.Tensor, cache: DynamicCache
+        self,
+        input_ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        position_ids: torch.Tensor,
+        cache: DynamicCache,
+        mm_inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Logits [rows, V] after the last token of each row; `cache` grows by `input_ids`."""
         output = self._model(
@@ -219,6 +239,7 @@ class Decoder:
             use_cache=True,
             logits_to_keep=1,
             **{self._cache_argument: cache},
+            **(mm_inputs or {}),
         )
         return output.logits[:, -1]
 
@@ -286,3 +307,27 @@ def _left_padded(requests: list[SampleRequest], lengths: torch.Tensor) -> tuple[
     input_ids = torch.zeros(mask.shape, dtype=torch.int64)
     input_ids[mask] = torch.from_numpy(np.concatenate([request.prompt_ids for request in requests]).astype(np.int64))
     return input_ids, mask.long()
+
+
+def _positions(requests: list[SampleRequest], mask: torch.Tensor) -> torch.Tensor:
+    """[requests, longest prompt], or [3, ...] if any prompt has multimodal positions; 0 on padding."""
+    of_text = (mask.cumsum(-1) - 1).clamp_(min=0)
+    if all(request.position_ids is None for request in requests):
+        return of_text
+    positions = of_text.expand(3, *of_text.shape).clone()
+    for row, request in enumerate(requests):
+        if request.position_ids is not None:
+            positions[:, row, mask[row].bool()] = torch.from_numpy(request.position_ids).long()
+    return positions
+
+
+def _mm_inputs(requests: list[SampleRequest]) -> dict[str, torch.Tensor]:
+    """Of all images, in the order of their placeholders: row by row."""
+    inputs = [dict(request.mm_inputs) for request in requests if request.mm_inputs]
+    names = inputs[0].keys() if inputs else ()
+    return {name: torch.from_numpy(np.concatenate([of_row[name] for of_row in inputs])) for name in names}
+
+
+def _select(cache: DynamicCache, rows: torch.Tensor) -> None:
+    """Keeps these rows, in this order. Unlike `batch_select_indices`, linear attention has this method, too."""
+    cache.reorder_cache(rows)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
@@ -50,7 +51,7 @@ class LocalSampler:
     """Implements `rl.rollout.sampler.Sampler`."""
 
     name = "local"
-    capabilities = EngineCapabilities(seeded=True, loses_weights_asleep=False, renormalizes=True)
+    capabilities = EngineCapabilities(seeded=True, loses_weights_asleep=False, renormalizes=True, takes_images=True)
 
     def __init__(self, config: LocalRolloutConfig, *, model_folder: Path | str, device: str) -> None:
         self._config = config
@@ -78,6 +79,7 @@ class LocalSampler:
     def _build(self) -> None:
         config = AutoConfig.from_pretrained(self._model_folder)
         text_config = config.get_text_config()
+        self._model_takes_images = hasattr(config, "vision_config")
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self._model_folder)
         self._model: Any = empty_model(config, dtype=getattr(torch, self._config.dtype.value), device=self._device)
         eos_ids = end_tokens(self._model_folder, config, self._tokenizer)
@@ -90,8 +92,10 @@ class LocalSampler:
     # Requests, on the event loop.
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
-        if prompt.images or prompt.mm_inputs:
-            raise EngineError(f"prompt {prompt.prompt_id} has images, and the local engine samples from text alone.")
+        if prompt.images and not self._model_takes_images:
+            raise EngineError(
+                f"prompt {prompt.prompt_id} has images, and the model of {self._model_folder} takes none."
+            )
         ids = prompt.token_ids
         if len(ids) == 0 or ids.min() < 0 or ids.max() >= self._vocab_size:
             raise EngineError(
@@ -158,7 +162,7 @@ class LocalSampler:
             if self._decoding and (len(self._decoding) + 1) * longest > self._max_cached_tokens:
                 break
             if last is None or not _starts_alike(last, part):
-                requests.append(SampleRequest(part.token_ids, part.sampling, []))
+                requests.append(_request(part))
             request = requests[-1]
             self._decoding[part] = (request, len(request.seeds))
             request.seeds.append(part.seed)
@@ -260,6 +264,17 @@ class LocalSampler:
 
 def _starts_alike(a: Part, b: Part) -> bool:
     return a.prompt is b.prompt and a.sampling == b.sampling and len(a.prefix) == 0 == len(b.prefix)
+
+
+def _request(part: Part) -> SampleRequest:
+    """What was sampled before the part goes on after the largest position of its prompt, as an answer does."""
+    prompt, position_ids = part.prompt, part.prompt.position_ids
+    if position_ids is not None:
+        more = np.arange(len(part.prefix), dtype=np.int32) + position_ids.max() + 1
+        position_ids = np.concatenate([position_ids, np.broadcast_to(more, (3, len(more)))], axis=1)
+    return SampleRequest(
+        part.token_ids, part.sampling, [], position_ids, prompt.mm_inputs, num_sampled=len(part.prefix)
+    )
 
 
 def _failure(cause: BaseException) -> EngineError:

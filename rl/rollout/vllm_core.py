@@ -7,6 +7,7 @@ directly, because on CPU the executor must be changed between configuration and 
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import multiprocessing.connection
 import os
@@ -197,6 +198,7 @@ class Core:
         self._ask("add_request", lambda: self._engine.add_request(part.request_id, prompt, params))
 
     def _tokens_prompt(self, part: Part) -> TokensPrompt:
+        """With images, vLLM expands their placeholders by itself: one each is sent, and the files as they are."""
         prompt = part.prompt
         if not prompt.images:
             return TokensPrompt(prompt_token_ids=part.token_ids.tolist())
@@ -205,7 +207,7 @@ class Core:
         if self._image_token_id is None:
             raise EngineError(f"prompt {prompt.prompt_id} has images, but the model's config names no image token.")
         token_ids = collapse_placeholders(prompt.token_ids, self._image_token_id, num_images=len(prompt.images))
-        images = [Image.fromarray(image) for image in prompt.images]
+        images = [Image.open(io.BytesIO(image)).convert("RGB") for image in prompt.images]
         return TokensPrompt(prompt_token_ids=token_ids + part.prefix.tolist(), multi_modal_data={"image": images})
 
     def step(self) -> list[RequestOutput]:
@@ -243,6 +245,7 @@ class Core:
         if not self._ask("reset_prefix_cache", self._engine.reset_prefix_cache):
             raise EngineError("vLLM did not reset its prefix cache: some request still holds blocks of it.")
         self._ask("reset_mm_cache", self._engine.reset_mm_cache)
+        self._ask("reset_encoder_cache", self._engine.reset_encoder_cache)  # what the old vision tower saw
 
     def sleep(self) -> None:
         """Level 2: weights are dropped, not copied to the host, because a publish brings new ones before use.

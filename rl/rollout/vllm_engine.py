@@ -7,6 +7,7 @@ watching thread sleeps until the core's process ends; what they have to tell goe
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shutil
 import tempfile
 import threading
@@ -56,7 +57,13 @@ class VLLMSampler:
 
     def __init__(self, config: VLLMRolloutConfig, *, model_folder: Path, device: str) -> None:
         self._frees_memory = device != "cpu"  # vLLM's CPU worker ignores sleep
-        self.capabilities = EngineCapabilities(seeded=True, loses_weights_asleep=self._frees_memory, renormalizes=True)
+        self.capabilities = EngineCapabilities(
+            seeded=True,
+            loses_weights_asleep=self._frees_memory,
+            renormalizes=True,
+            # The processors of transformers, which vLLM asks about images, want it for videos.
+            takes_images=importlib.util.find_spec("torchvision") is not None,
+        )
         self._config = config
         self._model_folder = model_folder
         self._device = device
@@ -90,6 +97,11 @@ class VLLMSampler:
     # Requests, on the event loop.
 
     def check(self, prompt: Prompt, sampling: Sampling) -> None:
+        if prompt.images and not self.capabilities.takes_images:
+            raise EngineError(
+                f"prompt {prompt.prompt_id} has images, and vLLM samples from images only where torchvision is "
+                "installed, which has no build for vLLM's CPU version. Use backend/rollout=local, or a GPU."
+            )
         if len(prompt.token_ids) + sampling.max_new_tokens > self._core.max_model_len:
             raise EngineError(
                 f"{len(prompt.token_ids)} prompt tokens and max_new_tokens={sampling.max_new_tokens} do not fit vLLM's "

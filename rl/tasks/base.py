@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl.config.schema import ConfigError
@@ -32,6 +32,8 @@ class Problem:
     """Data set, or evaluation set, that it is of."""
     text: str
     """The problem without instructions: what is compared to find problems both trained on and held out."""
+    images: tuple[bytes, ...] = ()
+    """See `Prompt.images`; the messages then hold lists of parts."""
 
 
 def user_message(text: str) -> tuple[dict[str, Any], ...]:
@@ -118,12 +120,17 @@ class ProblemTask:
         with ProgressLine(f"{self.name}: {kind} prompts", len(distinct)) as progress:
             for first in range(0, len(distinct), CHUNK):
                 chunk = distinct[first : first + CHUNK]
-                rendered = self._renderer.render(
-                    [problem.messages for problem in chunk], names=[problem.prompt_id for problem in chunk]
-                )
-                for problem, token_ids in zip(chunk, rendered, strict=True):
-                    prompts[id(problem)] = None if token_ids is None else _prompt(problem, token_ids)
-                progress.advance(len(chunk))
+                texts = [problem for problem in chunk if not problem.images]
+                if texts:
+                    rendered = self._renderer.render(
+                        [problem.messages for problem in texts], names=[problem.prompt_id for problem in texts]
+                    )
+                    for problem, token_ids in zip(texts, rendered, strict=True):
+                        prompts[id(problem)] = None if token_ids is None else _prompt(problem, token_ids)
+                    progress.advance(len(texts))
+                for problem in (problem for problem in chunk if problem.images):
+                    prompts[id(problem)] = self._rendered_with_images(problem)
+                    progress.advance()
         num_dropped = self._renderer.num_dropped - before[0]
         num_truncated = self._renderer.num_truncated - before[1]
         if num_dropped or num_truncated:
@@ -134,6 +141,17 @@ class ProblemTask:
             )
         in_order = (prompts[id(problem)] for problem in problems)
         return [prompt for prompt in in_order if prompt is not None]
+
+    def _rendered_with_images(self, problem: Problem) -> Prompt | None:
+        made = self._renderer.render_with_images(problem.messages, problem.images, name=problem.prompt_id)
+        if made is None:
+            return None
+        return replace(
+            _prompt(problem, made.token_ids),
+            images=problem.images,
+            mm_inputs=made.mm_inputs,
+            position_ids=made.position_ids,
+        )
 
     def prompt(self, seed: int, index: int) -> Prompt:
         return self.training[row_at(seed, index, num_rows=self.num_prompts)]
@@ -172,7 +190,8 @@ class ProblemTask:
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(self.name.encode(), digest_size=16)
         for prompt in self.training:
-            for part in (prompt.prompt_id.encode(), prompt.token_ids.tobytes(), prompt.answer.encode()):
+            parts = (prompt.prompt_id.encode(), prompt.token_ids.tobytes(), prompt.answer.encode(), *prompt.images)
+            for part in parts:
                 digest.update(len(part).to_bytes(8, "little"))
                 digest.update(part)
         return digest.hexdigest()

@@ -72,12 +72,8 @@ def pack(
             for sequence, count in zip(sequences, counts, strict=True)
             if count > 0 and not (skip_zero_advantage and not sequence.has_advantage)
         ]
-        ranks = [
-            [_micro_batch(packed) for packed in _split(share, max_tokens_per_micro_batch, packing)]
-            for share in _balance(run, num_ranks)
-        ]
-        _even_out(ranks, fallback=min(sequences, key=len))
-        batch.mini_batches.append(ranks)
+        bins = _bins(run, num_ranks, max_tokens_per_micro_batch, packing)
+        batch.mini_batches.append(_micro_batches(bins, fallback=min(sequences, key=len)))
     return batch
 
 
@@ -98,7 +94,7 @@ class ScoreBatch:
     micro_batches: list[list[MicroBatch]]
     """[dp_rank][micro], equally many on every rank, filled up by all-masked ones."""
     places: list[list[list[int]]]
-    """[dp_rank][micro] -> which rollouts are packed in it, in order; fillers have no entry."""
+    """[dp_rank][micro] -> which rollouts are packed in it, in order; none for a filler."""
 
     def unpack(self, logprobs: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:
         """[dp_rank][micro] of [T] -> [rollout] of [L], 0 where its `loss_mask` is False."""
@@ -106,10 +102,10 @@ class ScoreBatch:
         for micro_batches, places_of_rank, values_of_rank in zip(
             self.micro_batches, self.places, logprobs, strict=True
         ):
-            # Fillers are the last of their rank.
-            for micro, places, values in zip(micro_batches, places_of_rank, values_of_rank, strict=False):
-                masked = np.where(micro.loss_mask, values, np.float32(0.0))
-                unpacked.update(zip(places, np.split(masked, micro.cu_seqlens[1:-1]), strict=True))
+            for micro, places, values in zip(micro_batches, places_of_rank, values_of_rank, strict=True):
+                if places:
+                    masked = np.where(micro.loss_mask, values, np.float32(0.0))
+                    unpacked.update(zip(places, np.split(masked, micro.cu_seqlens[1:-1]), strict=True))
         return [unpacked[place] for place in range(len(unpacked))]
 
 
@@ -126,11 +122,50 @@ def pack_to_score(
         _Sequence(rollout, prompt, 0, rollout.loss_mask) for prompt, rollout in zip(prompts, rollouts, strict=True)
     ]
     place_of = {id(sequence): place for place, sequence in enumerate(sequences)}
-    bins = [list(_split(share, max_tokens_per_micro_batch, packing)) for share in _balance(sequences, num_ranks)]
-    micro_batches = [[_micro_batch(packed) for packed in of_rank] for of_rank in bins]
-    _even_out(micro_batches, fallback=sequences[0])
+    bins = _bins(sequences, num_ranks, max_tokens_per_micro_batch, packing)
     places = [[[place_of[id(sequence)] for sequence in packed] for packed in of_rank] for of_rank in bins]
-    return ScoreBatch(micro_batches, places)
+    return ScoreBatch(_micro_batches(bins, fallback=sequences[0]), places)
+
+
+def _bins(sequences: list[_Sequence], num_ranks: int, max_tokens: int, packing: Packing) -> list[list[list[_Sequence]]]:
+    """[dp_rank][micro] -> the sequences packed in it, equally many on every rank; none where a filler must stand.
+
+    Micro-batch number i runs the same modules on every rank: those with images come first and text alone follows. A
+    rank without images would otherwise not run the vision tower, whose collectives the others wait in.
+    """
+    kinds = [sequences]
+    if num_ranks > 1:
+        kinds = [[s for s in sequences if bool(s.prompt.mm_inputs) is has_images] for has_images in (True, False)]
+    ranks: list[list[list[_Sequence]]] = [[] for _ in range(num_ranks)]
+    for kind in kinds:
+        shares = [list(_split(share, max_tokens, packing)) for share in _balance(kind, num_ranks)]
+        most = max(len(share) for share in shares)
+        for rank, share in zip(ranks, shares, strict=True):
+            rank.extend([*share, *([] for _ in range(most - len(share)))])
+    return ranks
+
+
+def _micro_batches(bins: list[list[list[_Sequence]]], *, fallback: _Sequence) -> list[list[MicroBatch]]:
+    """[dp_rank][micro], at least one for each rank: a filler of `fallback` where nothing is run."""
+    ranks = [[_micro_batch(packed) if packed else None for packed in of_rank] for of_rank in bins]
+    if not ranks[0]:
+        return [[_masked(_micro_batch([fallback]))] for _ in ranks]
+    fillers = [
+        _masked(min((micro for micro in at_once if micro is not None), key=lambda micro: len(micro.token_ids)))
+        for at_once in zip(*ranks, strict=True)
+    ]
+    return [[filler if micro is None else micro for micro, filler in zip(rank, fillers, strict=True)] for rank in ranks]
+
+
+def _masked(micro: MicroBatch) -> MicroBatch:
+    """A filler: runs what `micro` runs, images included, and adds to nothing."""
+    return replace(
+        micro,
+        loss_mask=np.zeros_like(micro.loss_mask),
+        advantages=np.zeros_like(micro.advantages),
+        rollout_logprobs=np.zeros_like(micro.rollout_logprobs),
+        temperatures=np.ones_like(micro.temperatures),
+    )
 
 
 def _balance(sequences: list[_Sequence], num_ranks: int) -> list[list[_Sequence]]:
@@ -177,6 +212,7 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
         position_ids=_join_position_ids(sequences),
         cu_seqlens=cu_seqlens,
         loss_mask=loss_mask,
+        is_prompt=np.concatenate([np.arange(len(s)) < len(s.prompt.token_ids) for s in sequences]),
         advantages=np.where(loss_mask, np.concatenate([_advantages(r) for r in rollouts]), np.float32(0.0)),
         rollout_logprobs=np.where(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts]), np.float32(0.0)),
         temperatures=np.where(loss_mask, per_token([r.temperature for r in rollouts]), np.float32(1.0)),
@@ -214,26 +250,6 @@ def _position_ids(sequence: _Sequence) -> NDArray[np.int64]:
 def _join_mm_inputs(inputs: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     names = {name for of_sequence in inputs for name in of_sequence}
     return {name: np.concatenate([i[name] for i in inputs if name in i]) for name in sorted(names)}
-
-
-def _even_out(ranks: list[list[MicroBatch]], *, fallback: _Sequence) -> None:
-    """Appends all-masked micro-batches until each rank has as many as the fullest, and at least one.
-
-    A filler repeats the smallest real micro-batch, images included, so that it runs the same modules. If nothing is run
-    it repeats `fallback`.
-    """
-    real = [micro for rank in ranks for micro in rank] or [_micro_batch([fallback])]
-    smallest = min(real, key=lambda micro: len(micro.token_ids))
-    filler = replace(
-        smallest,
-        loss_mask=np.zeros_like(smallest.loss_mask),
-        advantages=np.zeros_like(smallest.advantages),
-        rollout_logprobs=np.zeros_like(smallest.rollout_logprobs),
-        temperatures=np.ones_like(smallest.temperatures),
-    )
-    most = max(1, *(len(rank) for rank in ranks))
-    for rank in ranks:
-        rank.extend(filler for _ in range(most - len(rank)))
 
 
 STALENESS_BINS = ("count_0", "count_1", "count_2", "count_3", "count_4_or_more")

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from rl.config.schema import ConfigError, Packing
+from rl.model.placeholders import placeholders_of_images
 from rl.trainer.attention import PACKED, equal_length_runs
 from rl.trainer.logprobs import token_logprobs
 from rl.types import BoolArray, MicroBatch
@@ -150,16 +151,17 @@ class Policy(ScoringModel[PreTrainedModel]):
             bounds = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
             bounds |= {"max_length_q": max_length, "max_length_k": max_length}
         mm_inputs = {name: torch.from_numpy(value).to(token_ids.device) for name, value in micro.mm_inputs.items()}
-        body: nn.Module = self.model.base_model
-        return body(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=position_ids.unsqueeze(-2),  # [1, T]; [3, 1, T] for multimodal rotary positions
-            attention_mask=None,
-            use_cache=False,
-            sequence_runs=runs,
-            **bounds,
-            **mm_inputs,
-        ).last_hidden_state.squeeze(0)
+        is_prompt = torch.from_numpy(micro.is_prompt).to(token_ids.device) if mm_inputs else None
+        with placeholders_of_images(self.model, token_ids.unsqueeze(0), is_prompt) as input_ids:
+            return self.model.base_model(
+                input_ids=input_ids,
+                position_ids=position_ids.unsqueeze(-2),  # [1, T]; [3, 1, T] for multimodal rotary positions
+                attention_mask=None,
+                use_cache=False,
+                sequence_runs=runs,
+                **bounds,
+                **mm_inputs,
+            ).last_hidden_state.squeeze(0)
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         head = self.model.get_output_embeddings()

@@ -400,6 +400,21 @@ def test_a_prompt_that_does_not_fit_is_refused_and_others_go_on(session: Session
     assert_samples_of(session.run(both()), models[0], atol=session.atol)
 
 
+def test_an_image_for_a_model_of_text_is_refused_by_name_and_others_go_on(session: Session, models: list[Any]):
+    async def both() -> list[Rollout]:
+        picture = replace(PROMPT, prompt_id="test:7", images=(b"png",))
+        error, rollouts = await asyncio.gather(
+            sample(session.engine, picture), sample(session.engine), return_exceptions=True
+        )
+        assert isinstance(error, EngineError) and not isinstance(error, EngineUnfit)
+        assert "prompt test:7 has images" in str(error)
+        assert isinstance(rollouts, list)
+        return rollouts
+
+    session.run(publish(session.engine, models[0], 0))
+    assert_samples_of(session.run(both()), models[0], atol=session.atol)
+
+
 # Weights.
 
 

@@ -45,10 +45,11 @@ PARTS = {
     "tasks": set(),
     "weights": set(),
     "placement": {"rl.weights"},
-    "rollout": {"rl.weights", "rl.placement.ray_runtime"},
-    "trainer": {"rl.weights", "rl.placement.ray_runtime"},
+    "rollout": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
+    "trainer": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
 }
-"""Part -> what else of the package it may import. `ray_runtime` starts Ray for the actors of engine and trainer."""
+"""Part -> what else of the package it may import. `ray_runtime` starts Ray for the actors of engine and trainer, and
+both must treat image placeholders alike."""
 
 MODULES = {
     "rl.types": set(),

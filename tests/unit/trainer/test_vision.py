@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rl.config.schema import Packing
-from rl.trainer.packing import pack
+from rl.model.vision import image_positions
+from rl.trainer.packing import pack, pack_to_score
 from rl.trainer.policy import Policy, load_model
 from rl.types import FinishReason, MicroBatch, Prompt, Rollout, RolloutGroup
 from tests.made_groups import made_group
@@ -103,7 +104,6 @@ def image_prompt(model: Any, height: int, width: int, *, seed: int) -> Prompt:
         token_ids=token_ids,
         answer="",
         task="vision",
-        images=(image,),
         mm_inputs={name: np.asarray(made[name]) for name in ("pixel_values", "image_grid_thw")},
         position_ids=positions[:, 0].numpy().astype(np.int32),
     )
@@ -127,13 +127,15 @@ def answered(prompt: Prompt, *, group_id: int, num_response_tokens: int) -> Roll
     return RolloutGroup(group_id, prompt, [rollout], 0)
 
 
-def micro_batches(groups: list[RolloutGroup], *, num_ranks: int = 1) -> list[list[MicroBatch]]:
+def micro_batches(
+    groups: list[RolloutGroup], *, num_ranks: int = 1, packing: Packing = Packing.tokens
+) -> list[list[MicroBatch]]:
     batch = pack(
         groups,
         prompts_per_mini_batch=None,
         num_ranks=num_ranks,
         max_tokens_per_micro_batch=10_000,
-        packing=Packing.tokens,
+        packing=packing,
         policy_version=0,
         skip_zero_advantage=False,
     )
@@ -206,6 +208,15 @@ def test_positions_of_an_image_prompt_by_hand(folder):
     assert micro.position_ids.dtype == np.int64
 
 
+def test_rendering_gives_the_positions_that_each_family_computes(folder):
+    model = plain_model(folder)
+    for height, width in ((28, 84), (84, 56), (56, 56)):
+        prompt = image_prompt(model, height, width, seed=height)
+        grids = prompt.mm_inputs["image_grid_thw"]
+        ours = image_positions(prompt.token_ids.tolist(), grids, placeholder_id=IMAGE, merge_size=MERGE)
+        np.testing.assert_array_equal(ours, prompt.position_ids)
+
+
 def test_a_filler_repeats_the_images_of_its_micro_batch(folder):
     """Every rank then runs the vision tower, whose collectives would otherwise wait for the others."""
     group = answered(image_prompt(plain_model(folder), 56, 56, seed=6), group_id=6, num_response_tokens=3)
@@ -213,3 +224,47 @@ def test_a_filler_repeats_the_images_of_its_micro_batch(folder):
     assert [bool(rank[0].loss_mask.any()) for rank in ranks] == [True, False]
     np.testing.assert_array_equal(ranks[1][0].mm_inputs["pixel_values"], group.prompt.mm_inputs["pixel_values"])
     np.testing.assert_array_equal(ranks[1][0].position_ids, ranks[0][0].position_ids)
+
+
+@pytest.mark.parametrize("packing", list(Packing))
+def test_at_every_place_either_all_ranks_run_the_vision_tower_or_none(folder, packing):
+    """A rank with text alone would leave the others waiting in the tower's collectives."""
+    model = plain_model(folder)
+    prompts = [image_prompt(model, 56, 28 * (i + 1), seed=i) for i in range(3)]
+    images = [answered(prompt, group_id=i, num_response_tokens=3) for i, prompt in enumerate(prompts)]
+    texts = [made_group([1.0], group_id=9 + i, response_tokens=[i + 1], vocab_size=40) for i in range(4)]
+    groups = [texts[0], images[0], texts[1], images[1], images[2], *texts[2:]]
+    for num_ranks in (2, 3, 4):
+        ranks = micro_batches(groups, num_ranks=num_ranks, packing=packing)
+        kinds = [[bool(micro.mm_inputs) for micro in rank] for rank in ranks]
+        assert all(rank == kinds[0] for rank in kinds)
+        assert any(kinds[0]) and not all(kinds[0])
+        packed = [
+            tuple(micro.token_ids[start:end].tolist())
+            for rank in ranks
+            for micro in rank
+            if micro.loss_mask.any()
+            for start, end in zip(micro.cu_seqlens[:-1], micro.cu_seqlens[1:], strict=True)
+        ]
+        assert sorted(packed) == sorted(tuple(group.rollouts[0].token_ids.tolist()) for group in groups)
+
+
+def test_scores_of_images_and_texts_come_back_in_order(folder):
+    model = plain_model(folder)
+    groups = [
+        made_group([1.0], group_id=1, response_tokens=[5], vocab_size=40, temperature=0.7),
+        answered(image_prompt(model, 84, 56, seed=2), group_id=2, num_response_tokens=4),
+        made_group([1.0], group_id=3, response_tokens=[2], vocab_size=40, temperature=0.7),
+    ]
+    batch = pack_to_score(
+        [group.prompt for group in groups],
+        [group.rollouts[0] for group in groups],
+        num_ranks=2,
+        max_tokens_per_micro_batch=1000,
+        packing=Packing.tokens,
+    )
+    policy = Policy(load_model(folder, dtype=torch.float32), logprob_chunk_tokens=100)
+    with torch.no_grad():
+        scores = batch.unpack([[policy(m, m.loss_mask)[0].numpy() for m in rank] for rank in batch.micro_batches])
+    for group, values in zip(groups, scores, strict=True):
+        np.testing.assert_allclose(values, plain_logprobs(model, group), atol=1e-5)

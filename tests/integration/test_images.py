@@ -1,0 +1,103 @@
+"""Images in a trainer of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl.config.algorithms import GRPOConfig
+from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
+from rl.placement.ray_runtime import ensure_ray, shutdown_ray
+from rl.trainer.group import TrainerGroup
+from rl.trainer.packing import pack
+from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from tests.made_images import image_prompt, miniature, png, renderer_of, text_prompt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def ray() -> Iterator[None]:
+    ensure_ray()
+    yield
+    shutdown_ray()
+
+
+def answered(prompt: Prompt, *, group_id: int, num_tokens: int) -> RolloutGroup:
+    rng = np.random.default_rng([7, group_id])
+    token_ids = np.concatenate([prompt.token_ids, rng.integers(20, 200, num_tokens)]).astype(np.int32)
+    is_response = np.arange(len(token_ids)) >= len(prompt.token_ids)
+    rollout = Rollout(
+        group_id=group_id,
+        index=0,
+        token_ids=token_ids,
+        loss_mask=is_response,
+        rollout_logprobs=np.where(is_response, np.float32(-5.0), np.float32(0.0)),
+        temperature=1.0,
+        policy_versions=np.where(is_response, 0, -1).astype(np.int32),
+        finish_reason=FinishReason.STOP,
+        advantage=1.0 if group_id % 2 else -1.0,
+    )
+    return RolloutGroup(group_id, prompt, [rollout], 0)
+
+
+async def trained(folder: Path, groups: list[RolloutGroup], num_ranks: int) -> tuple[dict[str, torch.Tensor], list]:
+    """Weights after one update, and the log-probs before it."""
+    trainer = TrainerGroup(
+        FSDPConfig(
+            optimizer=OptimizerConfig(lr=1e-3),
+            compute_dtype=Dtype.float32,
+            packing=Packing.one_sequence,
+            collective_timeout_s=60.0,  # a rank that waits for another is an error, and soon
+        ),
+        model_folder=folder,
+        algorithm=GRPOConfig(prompts_per_step=len(groups), group_size=1),
+        device="cpu",
+        num_ranks=num_ranks,
+        seed=0,
+        total_updates=1,
+    )
+    await trainer.start()
+    scores = await trainer.logprobs([g.prompt for g in groups], [g.rollouts[0] for g in groups])
+    await trainer.step(
+        pack(
+            groups,
+            prompts_per_mini_batch=None,
+            num_ranks=num_ranks,
+            max_tokens_per_micro_batch=1000,
+            packing=Packing.one_sequence,
+            policy_version=0,
+            skip_zero_advantage=False,
+        )
+    )
+    weights = {name: tensor.clone() async for bucket in trainer.buckets() for name, tensor in bucket}
+    await trainer.close()
+    return weights, scores
+
+
+async def test_two_ranks_with_one_image_and_three_texts_train_as_one_rank_does(tmp_path: Path):
+    """Without an image at the same place the second rank would leave the first waiting in the vision tower."""
+    folder = miniature(tmp_path)
+    renderer = renderer_of(folder)
+    prompts = [text_prompt(renderer, f"What is {i} + 5?", name=f"text:{i}") for i in range(3)]
+    prompts.insert(1, image_prompt(renderer, [png(64, 64, seed=0)]))
+    groups = [answered(prompt, group_id=i, num_tokens=4 + i) for i, prompt in enumerate(prompts)]
+    (one, one_scores), (two, two_scores) = [await trained(folder, groups, num_ranks) for num_ranks in (1, 2)]
+    for a, b in zip(one_scores, two_scores, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    start = _weights_of(folder)
+    assert any("visual" in name and not torch.equal(tensor, start[name]) for name, tensor in one.items())
+    for name, tensor in one.items():
+        # AdamW's first step is the sign of the gradient: where that is next to nothing, rounding decides it.
+        is_near = torch.isclose(two[name], tensor, atol=1e-5).float().mean()
+        assert is_near > 0.99, f"{name}: {is_near:.3f}"
+
+
+def _weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForImageTextToText
+
+    return dict(AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).named_parameters())
