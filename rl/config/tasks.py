@@ -128,12 +128,16 @@ class ArithmeticConfig(TaskConfig):
     """Problems whose answers are demonstrated in a warm start; the rest is trained on."""
 
 
+MADE = "made"
+"""A value of `DataConfig.path`."""
+
+
 @dataclass
 class DataConfig:
     """Where a published data set is read from."""
 
     path: str = MISSING
-    """Hub id, or a local folder in the published layout."""
+    """Hub id, a local folder in the published layout, or `made`: a few rows made by code, for smoke runs."""
     revision: str | None = None
     """Of the hub. None: whatever it serves; scripts/fetch_assets.py prints what that was."""
 
@@ -150,6 +154,7 @@ class DataSetsConfig:
     aime_2024: DataConfig = field(default_factory=lambda: DataConfig("HuggingFaceH4/aime_2024"))
     aime_2025: DataConfig = field(default_factory=lambda: DataConfig("math-ai/aime25"))
     amc23: DataConfig = field(default_factory=lambda: DataConfig("math-ai/amc23"))
+    geometry3k: DataConfig = field(default_factory=lambda: DataConfig("hiyouga/geometry3k"))
 
 
 @dataclass

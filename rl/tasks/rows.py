@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.schema import HUB_ID, ConfigError
+from rl.config.tasks import MADE
 
 Row = dict[str, Any]
 
@@ -17,8 +18,8 @@ _EXAMPLE_CHARACTERS = 200
 
 
 def is_hub_id(path: str) -> bool:
-    """True if `path` is no file or folder here and has the form `name` or `owner/name`."""
-    return not Path(path).expanduser().exists() and HUB_ID.fullmatch(path) is not None
+    """True if `path` is no file or folder here and has the form `name` or `owner/name`; `made` is none."""
+    return path != MADE and not Path(path).expanduser().exists() and HUB_ID.fullmatch(path) is not None
 
 
 def read_rows(path: Path, *, key: str) -> Iterator[Row]:
@@ -77,7 +78,7 @@ def require_columns(row: Row, number: int, example: Mapping[str, Any], *, source
 
 
 def as_example(row: Mapping[str, Any]) -> str:
-    return json.dumps(row)[:_EXAMPLE_CHARACTERS]
+    return json.dumps(row, default=repr)[:_EXAMPLE_CHARACTERS]
 
 
 def split_rows(

@@ -26,7 +26,8 @@ def geometry3k(response: str, answer: str) -> Verdict:
     is_right = found is not None and _equal_as_mathruler(found, answer)
     is_formatted = _THOUGHT_AND_BOX.fullmatch(response) is not None
     score = (1.0 - FORMAT_WEIGHT) * is_right + FORMAT_WEIGHT * is_formatted
-    return replace(decided(found, correct=is_right), score=score)
+    parts = {"accuracy": float(is_right), "format": float(is_formatted)}
+    return replace(decided(found, correct=is_right), score=score, parts=parts)
 
 
 def _geometry_box(text: str) -> str | None:

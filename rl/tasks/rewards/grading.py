@@ -44,5 +44,6 @@ def _reward(published: Verdict, equal: Verdict, scoring: Scoring) -> Reward:
         "equivalence": float(equal.correct),
         "no_answer": float(counted.reason is Reason.NO_ANSWER),
         "timeout": float(is_over),
+        **published.parts,
     }
     return Reward(value=counted.score, correct=counted.correct, parts=parts, answer=counted.extracted)

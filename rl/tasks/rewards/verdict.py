@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -42,6 +42,8 @@ class Verdict:
     reason: Reason
     detail: str = ""
     """What failed, where `reason` is `ERROR` or `TIMEOUT`."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """What `score` is made of, where the rule adds several things up."""
 
 
 def decided(extracted: str | None, *, correct: bool, right: float = 1.0, wrong: float = 0.0) -> Verdict:
