@@ -43,8 +43,10 @@ def _dispatch(words: list[str]) -> int:
 def _run(words: list[str]) -> int:
     from rl.config.check import check_machine, check_run_config
     from rl.config.compose import compose_run_config
+    from rl.config.smoke import smoke_run_config, split_smoke
 
-    config = compose_run_config(words)
+    plain_words, is_smoke = split_smoke(words)
+    config = smoke_run_config(plain_words) if is_smoke else compose_run_config(words)
     check_run_config(config)
     if config.mode is Mode.plan:
         from rl.plan.report import print_plan

@@ -11,6 +11,7 @@ Reinforcement-learning post-training of language models.
 
   rl experiment=quickstart                        train, evaluate, draw the curve
   rl experiment=NAME key=value ...                override any setting
+  rl experiment=NAME smoke=cpu                    a published run made tiny: do its parts fit together, on any CPU
   rl experiment=NAME mode=plan                    what it will take, and whether it fits; starts nothing
   rl experiment=NAME mode=eval                    evaluate the policy before training
   rl -m experiment=NAME seed=1,2 key=a,b          one child run per point of the grid

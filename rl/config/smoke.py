@@ -1,0 +1,136 @@
+"""`smoke=cpu`: a published run made so small that a CPU runs it in seconds, with the same placement and algorithm.
+
+What is replaced or made smaller is printed, key by key. Nothing is learned: it shows that the parts fit together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from rl.config.algorithms import DAPOConfig
+from rl.config.compose import compose_run_config, parse_overrides
+from rl.config.load import load_run_config, to_plain
+from rl.config.lock import flat
+from rl.config.schema import (
+    Architecture,
+    ConfigError,
+    Dtype,
+    EvaluationConfig,
+    FSDPConfig,
+    LocalRolloutConfig,
+    MiniatureModelConfig,
+    RunConfig,
+    TrainerConfig,
+)
+from rl.config.tasks import MADE, CheckerConfig, DataConfig, DataSetsConfig, MathematicsConfig
+
+WORD = "smoke=cpu"
+
+ARCHITECTURES = {
+    "qwen3_8b": Architecture.qwen3,
+    "qwen2_5_math_7b": Architecture.qwen2,
+    "qwen3_5_35b_a3b": Architecture.qwen3_5_moe,
+}
+"""Option of the group `model` -> the miniature that stands for it."""
+
+GROUP_SIZE = 2
+NEW_TOKENS = 16
+PUBLISHES = 2
+NOT_SHOWN = "task.data."
+
+
+def split_smoke(words: list[str]) -> tuple[list[str], bool]:
+    """The words without `smoke=cpu`, and whether it was among them. Raises ConfigError for another smoke."""
+    for word in words:
+        if word.startswith("smoke=") and word != WORD:
+            raise ConfigError(f"{word}: the only smoke run is {WORD}.")
+    return [word for word in words if word != WORD], WORD in words
+
+
+def smoke_run_config(words: list[str]) -> RunConfig:
+    """The small run of the experiment that `words` name, printed. Raises ConfigError for a word without effect."""
+    config = compose_run_config(words)
+    small = load_run_config(to_plain(_shrunk(config)))
+    before, after = flat(to_plain(config)), flat(to_plain(small))
+    changed = {key: after.get(key) for key in {**after, **before} if before.get(key) != after.get(key)}
+    for override in parse_overrides(words):
+        key = override.key_or_group.replace("/", ".")
+        if override.key_or_group != "experiment" and any(f"{name}.".startswith(f"{key}.") for name in changed):
+            raise ConfigError(f"{override.input_line}: {WORD} sets this itself. Leave out one of the two.")
+    print(_report(config, small, changed), flush=True)
+    return small
+
+
+def _shrunk(config: RunConfig) -> RunConfig:
+    if config.model.name not in ARCHITECTURES or not isinstance(config.task, MathematicsConfig):
+        raise ConfigError(
+            f"{WORD} makes the published runs small ({', '.join(ARCHITECTURES)}), and model={config.model.name} is "
+            "none of theirs. Name one of their experiments; experiment=quickstart is small as it is."
+        )
+    architecture = ARCHITECTURES[config.model.name]
+    updates = config.algorithm.updates_per_step
+    algorithm = replace(
+        config.algorithm,
+        prompts_per_step=max(2, updates),
+        prompts_per_mini_batch=None if config.algorithm.prompts_per_mini_batch is None else max(2, updates) // updates,
+        group_size=GROUP_SIZE,
+    )
+    if isinstance(algorithm, DAPOConfig):
+        algorithm = replace(algorithm, response_limit=NEW_TOKENS, overlong_buffer=NEW_TOKENS // 4)
+    defaults = compose_run_config([])  # on a CPU, with the embedded engine and no tracker
+    return replace(
+        config,
+        steps=PUBLISHES * config.placement.publish_every,
+        model=MiniatureModelConfig(
+            name=f"miniature_{architecture.value}", architecture=architecture, hf_overrides=config.model.hf_overrides
+        ),
+        algorithm=algorithm,
+        backend=replace(
+            config.backend,
+            trainer=_trainer(config.backend.trainer),
+            rollout=LocalRolloutConfig(dtype=Dtype.float32),
+        ),
+        placement=replace(config.placement, trainer_ranks=1),
+        hardware=defaults.hardware,
+        task=_task(config.task),
+        logger=defaults.logger,
+        evaluation=EvaluationConfig(at_start=False),
+        checkpoint=defaults.checkpoint,
+    )
+
+
+def _trainer(trainer: TrainerConfig) -> FSDPConfig:
+    """FSDP2 with what all trainers share, on small micro-batches of full precision."""
+    shared = {item.name: getattr(trainer, item.name) for item in fields(TrainerConfig) if item.name != "_target_"}
+    return FSDPConfig(**shared | {"compute_dtype": Dtype.float32, "max_tokens_per_micro_batch": 4096})
+
+
+def _task(task: MathematicsConfig) -> MathematicsConfig:
+    data = DataSetsConfig(**{item.name: DataConfig(MADE) for item in fields(DataSetsConfig)})
+    samples = min(GROUP_SIZE, task.eval_sampling.samples_per_problem)
+    return replace(
+        task,
+        data=data,
+        eval_limit=2,
+        sampling=replace(task.sampling, max_new_tokens=NEW_TOKENS),
+        eval_sampling=replace(task.eval_sampling, max_new_tokens=NEW_TOKENS, samples_per_problem=samples),
+        checker=CheckerConfig(workers=1),
+    )
+
+
+def _report(config: RunConfig, small: RunConfig, changed: dict[str, Any]) -> str:
+    parts = {
+        "model": (config.model.path, f"random weights, {small.model.name}"),
+        "trainer": (_class_name(config.backend.trainer), _class_name(small.backend.trainer)),
+        "engine": (_class_name(config.backend.rollout), _class_name(small.backend.rollout)),
+        "hardware": (config.hardware.name, small.hardware.name),
+    }
+    lines = [f"{WORD}: {name} {old} replaced by {new}" for name, (old, new) in parts.items() if old != new]
+    lines.append(f"{WORD}: data replaced by a few rows made in the published layout")
+    shown = [f"{key}={value}" for key, value in changed.items() if not key.startswith(NOT_SHOWN) and value is not None]
+    return "\n".join([*lines, f"{WORD} stands for: {' '.join(shown)}"])
+
+
+def _class_name(part: Any) -> str:
+    return part._target_.rpartition(".")[2]

@@ -1,0 +1,49 @@
+"""The five published runs, small, by the command that a person gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rl.config.compose import compose_run_config
+from rl.config.load import load_run_yaml
+from rl.config.schema import FullyAsyncConfig
+from rl.config.smoke import PUBLISHES
+from tests.command import run_ok
+
+REPLACED = {
+    "qwen3_8b_grpo": ["engine SGLangEngine replaced by LocalEngine"],
+    "qwen2_5_math_7b_dapo_colocated": ["engine VLLMEngine replaced by LocalEngine"],
+    "qwen2_5_math_7b_dapo_fully_async": ["engine VLLMEngine replaced by LocalEngine"],
+    "qwen3_5_35b_a3b_grpo_colocated": ["trainer MegatronTrainer replaced by FSDPTrainer"],
+    "qwen3_5_35b_a3b_grpo_fully_async": ["trainer MegatronTrainer replaced by FSDPTrainer"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", REPLACED)
+def test_a_published_run_runs_small_on_a_cpu(experiment: str, tmp_path: Path):
+    text = run_ok(f"experiment={experiment}", "smoke=cpu", f"output_dir={tmp_path / 'run'}", cwd=tmp_path)
+    for line in REPLACED[experiment]:
+        assert f"smoke=cpu: {line}" in text
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["policy_version"] == PUBLISHES
+    differences = [row["mismatch/logprob_diff_max"] for row in rows if row.get("mismatch/logprob_diff_max") is not None]
+    assert differences and max(differences) < 1e-3
+    of_run = load_run_yaml(tmp_path / "run" / "run.yaml")
+    of_experiment = compose_run_config([f"experiment={experiment}"])
+    dropped = 0.0
+    for row in rows:
+        dropped += sum(value for key, value in row.items() if key.startswith("rollout/dropped/"))
+        in_flight = row["rollout/groups_started"] - row["rollout/groups_trained"] - dropped
+        is_async = isinstance(of_run.placement, FullyAsyncConfig)
+        assert 0 <= in_flight <= (of_run.max_admitted if is_async else 0)
+    assert rows[-1]["rollout/groups_trained"] == len(rows) * of_run.algorithm.prompts_per_step
+    assert type(of_run.algorithm) is type(of_experiment.algorithm)
+    assert type(of_run.placement) is type(of_experiment.placement)
+    assert of_run.algorithm.old_logprobs is of_experiment.algorithm.old_logprobs
+    if isinstance(of_run.placement, FullyAsyncConfig):
+        assert of_run.placement.in_flight is of_experiment.placement.in_flight
+        assert of_run.placement.max_staleness == of_experiment.placement.max_staleness
