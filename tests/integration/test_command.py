@@ -45,11 +45,17 @@ def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path
     output = run_ok(*small_run(warm_model, folder), "logger.sample_every=1", cwd=tmp_path)
     assert "overlap with held-out: validation 0, warm start 0, training 0" in output
     assert "finished at step 2 of 2" in output
-    for name in ("metrics.jsonl", "samples.txt", "run.yaml", "provenance.json", "answers.jsonl", "checkpoints"):
+    assert "planned and measured" in output
+    files = ("metrics.jsonl", "samples.txt", "run.yaml", "provenance.json", "plan.json", "answers.jsonl", "checkpoints")
+    for name in files:
         assert (folder / name).exists(), name
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     rows = read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
+    planned = json.loads((folder / "plan.json").read_text())["planned"]["memory/rss_gib"]
+    assert rows[1]["plan/memory/rss_gib"] == rows[2]["plan/memory/rss_gib"] == planned
+    assert rows[2]["memory/rss_gib"] / 2 < planned < 2 * rows[2]["memory/rss_gib"]
+    assert (tmp_path / "outputs" / "measurements.jsonl").read_text().count("\n") == 1
     assert rows[2]["prompts_trained"] == 8
     assert rows[2]["tokens_trained"] <= 8 * 16 * 4
     assert json.loads((folder / "provenance.json").read_text())["overrides"][0] == "experiment=quickstart"

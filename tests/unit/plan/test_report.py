@@ -8,6 +8,7 @@ import pytest
 
 from rl.config.compose import compose_run_config
 from rl.plan.report import print_plan
+from rl.sweep import run_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,9 @@ def test_claims_are_printed_with_their_source_and_hardware(capsys: pytest.Captur
     page = capsys.readouterr().out
     assert "gsm8k_peak: eval/gsm8k/published/greedy max = 0.956 +- 0.012 fraction (vendor measured, text)" in page
     assert "2026-08-14; https://" in page and "; on 8x MI350" in page
+
+
+def test_a_sweep_of_plans_ends_as_its_worst_point(capsys: pytest.CaptureFixture[str]):
+    words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "mode=plan"]
+    assert run_sweep([*words, "backend.trainer.recompute=true,false"]) == 2
+    assert capsys.readouterr().out.count("verdict: ") == 2
