@@ -15,7 +15,7 @@ from rl.config.schema import RunConfig
 from rl.config.tasks import Overlong
 from rl.model.light_tokenizer import LightTokenizer
 from rl.protocols import Task
-from rl.types import FinishReason, IntArray, Prompt, RewardError, Rollout
+from rl.types import FinishReason, IntArray, Prompt, RenderedWithImages, RewardError, Rollout
 
 PHRASINGS = ("{}", "#### {}", "The answer is \\boxed{{{}}}.", "Answer: {}", "<think>\nSo.\n</think> \\boxed{{{}}}")
 """Ways to give an answer, of which the task's rule must take one."""
@@ -28,7 +28,7 @@ class CountingRenderer:
 
     def __init__(self, tokenizer: LightTokenizer | None, config: RunConfig) -> None:
         self._tokenizer, self._task = tokenizer, config.task
-        self.num_truncated = self.num_dropped = self.num_changed = 0
+        self.num_truncated = self.num_dropped = self.num_changed = self.num_with_images = 0
         self.lengths: list[int] = []
         self.overlong: list[str] = []
         """Names of the prompts."""
@@ -47,6 +47,16 @@ class CountingRenderer:
             rendered.append(self._within_limit(np.array(token_ids, dtype=np.int32), name))
         return rendered
 
+    def render_with_images(
+        self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], *, name: str
+    ) -> RenderedWithImages | None:
+        """Of the text alone: what an image becomes is known to a library that takes torch with it."""
+        self.num_with_images += 1
+        (token_ids,) = self.render([messages], names=[name])
+        if token_ids is None:
+            return None
+        return RenderedWithImages(token_ids, np.zeros((3, len(token_ids)), dtype=np.int32), {})
+
     def _within_limit(self, token_ids: IntArray, name: str) -> IntArray | None:
         limit = self._task.max_prompt_tokens
         if len(token_ids) <= limit:
@@ -57,7 +67,8 @@ class CountingRenderer:
 
 def data_lines(config: RunConfig) -> list[str]:
     """Raises ConfigError where the data is not what the task reads."""
-    tokenizer = target_class(config.model._target_).light_tokenizer(config.model)
+    read_tokenizer = getattr(target_class(config.model._target_), "light_tokenizer", None)
+    tokenizer = None if read_tokenizer is None else read_tokenizer(config.model)
     renderer = CountingRenderer(tokenizer, config)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):  # the task's own lines: sizes, and what is both trained on and held out
@@ -73,6 +84,8 @@ def _prompt_lines(config: RunConfig, renderer: CountingRenderer, tokenizer: Ligh
     limit, what = config.task.max_prompt_tokens, config.task.overlong
     effect = {Overlong.error: "the run would refuse them", Overlong.drop: "dropped", Overlong.truncate_left: "cut"}
     lines = [f"prompts: {len(lengths):,}, of {np.mean(lengths):,.0f} tokens on average and {max(lengths):,} at most"]
+    if renderer.num_with_images:
+        lines.append(f"images: {renderer.num_with_images:,} prompts have some, whose tokens are not counted here")
     if renderer.overlong:
         lines.append(
             f"over-long: {len(renderer.overlong):,} have more than task.max_prompt_tokens={limit:,} and are "

@@ -197,6 +197,7 @@ DATA_SETS = {
             read=_geometry3k,
             train_split="train",
             test_split="test",
+            train_rows=2101,
         ),
     )
 }

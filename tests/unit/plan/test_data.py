@@ -64,6 +64,13 @@ def test_a_rule_that_no_phrasing_satisfies_is_named(rows, tiny_qwen3):
     assert "rows.jsonl:0: no phrasing of its answer 'two words' scores right" in lines[-1]
 
 
+def test_prompts_with_images_are_counted_by_their_text():
+    words = ["experiment=qwen3_5_35b_a3b_grpo_colocated", "task.data.geometry3k.path=made"]
+    lines = data_lines(compose_run_config([*words, "model=tiny"]))
+    assert any(line.startswith("images: ") and "whose tokens are not counted here" in line for line in lines)
+    assert any(line.startswith("reward of geometry3k: 3 of 3 problems tell") for line in lines)
+
+
 @pytest.mark.parametrize("template", [None, "plain"])
 def test_it_renders_and_tokenizes_as_the_run_does(tiny_qwen3, template):
     renderer = Renderer(

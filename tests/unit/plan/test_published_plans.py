@@ -11,7 +11,6 @@ from rl.config.check import check_devices
 from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError
 from rl.plan.forecast import forecast
-from rl.tasks.published import DATA_SETS
 from tests.command import environment
 
 CPU_LIMIT_S = 6.0
@@ -26,12 +25,6 @@ ALL = (
 )
 
 
-def words_of(experiment: str) -> list[str]:
-    """geometry3k's sizes are those of gsm8k_math: prompts of at most 1,024 tokens, answers of at most 2,048."""
-    is_there = "geometry3k" in DATA_SETS or "qwen3_5" not in experiment
-    return [f"experiment={experiment}"] if is_there else [f"experiment={experiment}", "task=gsm8k_math"]
-
-
 PROGRAM = """
 import sys, time
 from rl.__main__ import main
@@ -44,7 +37,7 @@ print(code, round(time.process_time(), 2), *heavy)
 @pytest.mark.parametrize("experiment", ALL)
 def test_on_its_published_hardware_each_fits_and_is_planned_in_seconds_without_torch(experiment, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words_of(experiment), "mode=plan"],
+        [sys.executable, "-c", PROGRAM, f"experiment={experiment}", "mode=plan"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -81,7 +74,7 @@ FULLEST_GIB = {
 @pytest.mark.parametrize("experiment", ALL)
 def test_what_is_fullest_is_what_a_hand_gets(experiment):
     for hardware, expected in zip([[], ["hardware=h200x8"]], FULLEST_GIB[experiment], strict=True):
-        config = compose_run_config([*words_of(experiment), *hardware])
+        config = compose_run_config([f"experiment={experiment}", *hardware])
         check_devices(config)
         found = forecast(config)
         assert found is not None
@@ -90,7 +83,7 @@ def test_what_is_fullest_is_what_a_hand_gets(experiment):
 
 
 def test_on_eight_h200_one_of_the_five_does_not_fit_and_says_what_would_help(tmp_path):
-    words = [*words_of("qwen3_5_35b_a3b_grpo_fully_async"), "hardware=h200x8", "mode=plan"]
+    words = ["experiment=qwen3_5_35b_a3b_grpo_fully_async", "hardware=h200x8", "mode=plan"]
     done = subprocess.run(
         [sys.executable, "-m", "rl", *words],
         cwd=tmp_path,
@@ -110,4 +103,4 @@ def test_on_eight_h200_one_of_the_five_does_not_fit_and_says_what_would_help(tmp
 def test_one_h200_is_refused_with_what_is_missing(experiment):
     needed = 32 if "qwen2_5" in experiment else 8
     with pytest.raises(ConfigError, match=rf"hardware=h200x1 has \d GPU\(s\) and this run needs {needed}"):
-        check_devices(compose_run_config([*words_of(experiment), "hardware=h200x1"]))
+        check_devices(compose_run_config([f"experiment={experiment}", "hardware=h200x1"]))
