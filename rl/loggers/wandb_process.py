@@ -48,8 +48,8 @@ def _axes() -> dict[str, str]:
 def _table(samples: list[dict[str, Any]]) -> wandb.Table:
     import wandb
 
-    columns = [field.name for field in fields(Sample)]
-    rows = [[_cell(sample[column]) for column in columns] for sample in samples]
+    columns: list[Any] = [field.name for field in fields(Sample)]
+    rows: list[Any] = [[_cell(sample[column]) for column in columns] for sample in samples]
     return wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
 
 
