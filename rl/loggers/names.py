@@ -46,7 +46,18 @@ _FREE_PREFIXES = ("reward/part/", "rollout/dropped/")
 AXES = {"step": "steps", "prompts_trained": "prompts trained on", "tokens_trained": "response tokens trained on"}
 """Keys that curves can be drawn against -> what they count. Curves of runs whose steps hold different data, such as a
 colocated and an asynchronous one, are compared against prompts."""
-_OF_MACHINES = ("time/", "memory/", "publish/", "engine/", "canary/", "sentinel/", "policy_version", *AXES)
+_OF_MACHINES = (
+    "time/",
+    "memory/",
+    "throughput/",
+    "plan/",
+    "publish/",
+    "engine/",
+    "canary/",
+    "sentinel/",
+    "policy_version",
+    *AXES,
+)
 
 # The first match counts, so a narrower pattern stands before a wider one.
 METRICS: tuple[Metric, ...] = (

@@ -17,7 +17,7 @@ TRAIN_PARTS = ("old_logprobs", "forward_backward", "optimizer")
 SHOWN = {
     "Learning": ("reward/mean", "eval/", "rollout/response_tokens_mean", "train/entropy"),
     "Policy": ("train/kl_ref", "mismatch/kl_k3", "offpolicy/kl_k3", "train/grad_norm", "staleness/mean"),
-    "Speed": ("time/step_s", "rollout/tokens_per_s", "memory/"),
+    "Speed": ("time/step_s", "rollout/tokens_per_s", "throughput/", "memory/"),
 }
 """Heading -> keys, or prefixes of keys, in the order shown. All others can be chosen on the page."""
 LOGARITHMIC = ("mismatch/kl_k3", "offpolicy/kl_k3")
@@ -38,19 +38,40 @@ class Phase:
 def page_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """What the page's script draws, as plain JSON."""
     keys = dict.fromkeys(key for run in runs for row in run.rows for key, value in row.items() if value is not None)
-    metrics = [key for key in keys if key not in AXES and not key.endswith("/stderr")]
+    metrics = [key for key in keys if key not in AXES and not key.startswith("plan/") and not key.endswith("/stderr")]
     return {
         "runs": [{"name": run.name, "varied": run.varied, "columns": _columns(run, keys)} for run in runs],
         "axes": AXES,
         "sections": {title: _chosen(metrics, wanted) for title, wanted in SHOWN.items()},
         "metrics": {key: _describe(key) for key in sorted(metrics)},
-        "published": [{"metric": line.metric, "label": line.key, "value": line.value} for line in all_published(runs)],
+        "lines": [
+            *({"metric": line.metric, "label": line.key, "value": line.value} for line in all_published(runs)),
+            *_planned(runs),
+        ],
     }
 
 
 def all_published(runs: Sequence[ReportedRun]) -> list[ReferenceLine]:
     """Of all runs; one that several runs share is there once."""
     return list(dict.fromkeys(line for run in runs for line in run.facts.published))
+
+
+def _planned(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """What the plan predicted of a metric; a value that several runs share is there once."""
+    found: dict[tuple[str, float], list[str]] = {}
+    for run in runs:
+        planned = {
+            key.removeprefix("plan/"): value
+            for row in run.rows
+            for key, value in row.items()
+            if key.startswith("plan/") and value is not None
+        }
+        for predicted in planned.items():
+            found.setdefault(predicted, []).append(run.name)
+    return [
+        {"metric": metric, "label": f"plan ({', '.join(names)})" if len(names) < len(runs) else "plan", "value": value}
+        for (metric, value), names in found.items()
+    ]
 
 
 def phases(run: ReportedRun) -> list[Phase]:

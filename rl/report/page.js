@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const COLORS = ["#3366aa", "#dd8833", "#338855", "#bb4444", "#7755aa", "#118899", "#997733", "#cc5599", "#667788", "#77aa22"];
   const DASHES = [[], [6, 4], [2, 3]];
-  const PUBLISHED_COLOR = "#222222";
+  const LINE_COLOR = "#222222";
   const HEIGHT = 260;
   const sync = uPlot.sync("reports");
   const hidden = new Set();
@@ -91,9 +91,9 @@
   function draw(key, box) {
     const metric = data.metrics[key];
     const found = data.runs.map((run) => points(run, key));
-    const claims = data.published.filter((line) => line.metric === key);
+    const lines = data.lines.filter((line) => line.metric === key);
     const joined = uPlot.join(found.map(([xs, ys]) => [xs, ys]));
-    claims.forEach((line) => joined.push(joined[0].map(() => line.value)));
+    lines.forEach((line) => joined.push(joined[0].map(() => line.value)));
     const few = (run) => found[run][0].length <= 30;
     const isLog = metric.log && found.some(([, ys]) => ys.some((y) => y > 0));
     if (isLog) joined.slice(1).forEach((ys) => ys.forEach((y, index) => { if (y != null && y <= 0) ys[index] = null; }));
@@ -103,8 +103,8 @@
         label: run.name, stroke: color(index), dash: dash(index), width: 1.6, spanGaps: true,
         show: !hidden.has(index), points: { show: few(index), size: 5 }, value: (_, value) => number(value),
       })),
-      ...claims.map((line) => ({
-        label: line.label, stroke: PUBLISHED_COLOR, dash: [3, 4], width: 1.4, spanGaps: true,
+      ...lines.map((line) => ({
+        label: line.label, stroke: LINE_COLOR, dash: [3, 4], width: 1.4, spanGaps: true,
         points: { show: false }, value: (_, value) => number(value),
       })),
     ];

@@ -157,9 +157,22 @@ def test_published_claims_are_lines_and_only_a_web_address_is_a_link(tmp_path):
         source = SourceConfig(title="A paper", url=url)
         run = write_run(tmp_path / name, published=PublishedConfig(source=source, claims=claims))
         pages.append(Page(render(read_runs([run]))))
-    assert pages[0].data()["published"] == [{"metric": "eval/sums/greedy", "label": "published/peak", "value": 0.9}]
+    assert pages[0].data()["lines"] == [{"metric": "eval/sums/greedy", "label": "published/peak", "value": 0.9}]
     links = [[attributes["href"] for tag, attributes in page.elements if tag == "a"] for page in pages]
     assert links == [["https://example.org/paper"], []]
+
+
+def test_what_the_plan_predicted_is_a_line_of_its_metric_once_where_runs_agree(tmp_path):
+    runs = [write_run(tmp_path / name) for name in ("a", "b", "c")]
+    for run, seconds in zip(runs, (3.0, 3.0, 5.0), strict=True):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 9, "plan/time/step_s": seconds}) + "\n")
+    data = Page(render(read_runs(runs))).data()
+    assert data["lines"] == [
+        {"metric": "time/step_s", "label": "plan (a, b)", "value": 3.0},
+        {"metric": "time/step_s", "label": "plan (c)", "value": 5.0},
+    ]
+    assert "plan/time/step_s" not in data["metrics"]
 
 
 def test_settings_commit_and_packages_that_differ_are_named_with_their_values(sweep):
