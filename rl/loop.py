@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from rl.canary import Canary
+from rl.digests import loss_digest, rollout_digests
 from rl.protocols import (
     Algorithm,
     CheckpointStore,
@@ -97,6 +98,8 @@ async def fit(run: Run) -> None:
         if run.restore_from is not None:
             await run.trainer.load(run.restore_from)
         await _publish(run, residency, progress.policy_version)
+        if progress.step == 0:
+            run.log.log_digests({"weights": await run.trainer.weights_digest()}, step=0)
     if progress.step == 0 and cadence.evaluate_at_start:
         trained = {"prompts_trained": progress.prompts_trained, "tokens_trained": progress.tokens_trained}
         run.log.log(await evaluation_metrics(run) | trained, step=0)
@@ -146,7 +149,7 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     metrics |= throughput(groups, step_s=metrics["time/step_s"], num_gpus=run.num_gpus, training_gpus=run.training_gpus)
     trips = run.sentinels.find(metrics)
     metrics["sentinel/trips"] = len(trips)
-    rows.add(_Row(progress.step, metrics, groups), evaluation)
+    rows.add(_Row(progress.step, metrics, groups, done.digests), evaluation)
     run.sentinels.act(trips, step=progress.step)
 
 
@@ -156,6 +159,8 @@ class _Trained:
 
     batch: TrainBatch
     stats: StepStats
+    digests: dict[str, str]
+    """By stage, see `rl/digests.py`."""
     overlap_s: float
     has_published: bool = False
     published_bytes: int = 0
@@ -196,7 +201,11 @@ async def _train(run: Run, residency: Residency, groups: list[RolloutGroup], row
     busy_before = run.stream.busy_s()
     with clock.phase("train"):
         stats = await run.trainer.step(batch)
-    done = _Trained(batch, stats, overlap_s=run.stream.busy_s() - busy_before)
+    overlap_s = run.stream.busy_s() - busy_before
+    with clock.phase("digest"):
+        digests = rollout_digests(groups)
+        digests |= {"loss": loss_digest(stats), "weights": await run.trainer.weights_digest()}
+    done = _Trained(batch, stats, digests, overlap_s)
     _advance(progress, groups)
     if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
         await rows.settle()
@@ -311,6 +320,7 @@ class _Row:
     step: int
     metrics: dict[str, Any]
     groups: list[RolloutGroup]
+    digests: dict[str, str]
 
 
 class _Rows:
@@ -362,6 +372,7 @@ class _Rows:
         for row in self._waiting:
             self._log.log_rollouts(row.groups, step=row.step)
             self._log.log(row.metrics, step=row.step)
+            self._log.log_digests(row.digests, step=row.step)
         self._waiting.clear()
 
 

@@ -10,6 +10,7 @@ Alignment rule, stated once: `x[i]` describes token i itself given the tokens be
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -255,6 +256,8 @@ class StepStats:
     num_updates: int
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    first_loss: float = math.nan
+    """Of the first update, before any weight of the step changed, over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)

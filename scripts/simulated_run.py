@@ -288,6 +288,9 @@ class SimulatedTrainer:
     async def buckets(self) -> AsyncIterator[Bucket]:
         yield []
 
+    async def weights_digest(self) -> str:
+        return ""
+
     async def offload(self) -> None: ...
 
     async def onload(self) -> None: ...
@@ -341,6 +344,8 @@ class RowsInMemory:
         self.rows.append(metrics)
 
     def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None: ...
+
+    def log_digests(self, digests: Mapping[str, str], *, step: int) -> None: ...
 
     def close(self, *, failed: bool) -> None: ...
 

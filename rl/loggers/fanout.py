@@ -56,11 +56,14 @@ class RunLog:
         self._samples = SamplesFile(run_folder)
         self._samples_of_step: list[Sample] = []
         self._last_step = -1
+        digests_path = run_folder / "digests.jsonl"
         if resume_step is not None:
             set_aside_after(self._metrics_path, resume_step)
+            set_aside_after(digests_path, resume_step)
             self._samples.resume(resume_step)
             self._last_step = resume_step
         self._metrics = MetricsFile(self._metrics_path)
+        self._digests = MetricsFile(digests_path)
         self._report = ConsoleReport(total_steps=total_steps, first_step=max(resume_step or 0, 0), console=console)
         self._curves = CurvesProcess(run_folder, title=name)
         self._start = self._last_drawn = time.monotonic()
@@ -88,12 +91,16 @@ class RunLog:
             self._last_drawn = time.monotonic()
             self._curves.start()
 
+    def log_digests(self, digests: Mapping[str, str], *, step: int) -> None:
+        self._digests.write(digests, step=step)
+
     def close(self, *, failed: bool) -> None:
         """Safe to call twice. Takes at most 12 s for the tracker and `curves.LIMIT_S` for the picture."""
         if self._is_closed:
             return
         self._is_closed = True
         self._metrics.close()
+        self._digests.close()
         self._report.close()
         self._tracker.close(failed=failed)
         rows = read_metrics(self._metrics_path)

@@ -1,4 +1,4 @@
-"""metrics.jsonl, the source of truth of a run: one JSON object a line, with `step`."""
+"""metrics.jsonl, the source of truth of a run, and digests.jsonl: one JSON object a line, with `step`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rl.loggers.samples import Sample
 
 Row = dict[str, Any]
-"""`step` (int) and metrics: float, or None where the value does not exist."""
+"""`step` (int) and metrics: float, or None where the value does not exist; in digests.jsonl a digest by stage."""
 
 
 def to_number(value: Any) -> float | None:
@@ -34,8 +34,8 @@ class MetricsFile:
         self._file = path.open("ab", buffering=0)
         assert _ends_with_newline(path), f"{path} ends in a torn line: call set_aside_after() before appending"
 
-    def write(self, metrics: Mapping[str, float | None], *, step: int) -> None:
-        row = {"step": step, **metrics}
+    def write(self, values: Mapping[str, float | str | None], *, step: int) -> None:
+        row = {"step": step, **values}
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
@@ -59,9 +59,9 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def set_aside_after(path: Path, step: int) -> Path | None:
-    """Moves rows past `step`, and a torn last line, to `metrics.set_aside.<time>.jsonl`. Returns that file, if any.
+    """Moves rows past `step`, and a torn last line, to `<name>.set_aside.<time>.jsonl`. Returns that file, if any.
 
-    Killed half-way, it leaves the metrics file as it was or as it should be.
+    Killed half-way, it leaves the file as it was or as it should be.
     """
     if not path.exists():
         return None

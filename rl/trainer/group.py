@@ -31,6 +31,7 @@ from rl.trainer.packing import pack_to_score
 from rl.trainer.phases import enter_phase, last_phase, record_phases
 from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 from rl.weights.collective import serve_store
+from rl.weights.digest import join_digests
 from rl.weights.outlet import WeightOutlet
 from rl.weights.packed import pack
 
@@ -119,6 +120,9 @@ class TrainerGroup:
 
     async def copy_posted(self) -> Any:
         return (await self._all("copy_posted"))[0]
+
+    async def weights_digest(self) -> str:
+        return join_digests(await self._all("weights_digest"))
 
     async def offload(self) -> None:
         await self._all("offload")

@@ -30,8 +30,11 @@ from rl.trainer.phases import enter_phase
 from rl.trainer.poison import poison
 from rl.trainer.schedule import lr_at
 from rl.types import FloatArray, LossCounts, MicroBatch, StepStats
+from rl.weights.digest import tensors_digest
 
 BUCKET_BYTES = 64 * 2**20
+FIRST_LOSS = "first_loss"
+"""Among the sums of a step, but no metric: see `StepStats.first_loss`."""
 
 PolicyModule = TypeVar("PolicyModule", bound=nn.Module)
 
@@ -109,6 +112,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         if self.padding_leak is None:
             self.padding_leak = self._find_padding_leak(mini_batches[0][0])
         metrics.add_max("sentinel/padding_leak", self.padding_leak)
+        metrics.add_mean(FIRST_LOSS, 0.0, count=float(self.rank == 0))
         seconds = {"old_logprobs": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -142,7 +146,8 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             values["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
         if self.device.type == "cuda":
             values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        return StepStats(num_updates=len(mini_batches) - skipped, metrics=values, seconds=seconds)
+        first_loss = values.pop(FIRST_LOSS)
+        return StepStats(len(mini_batches) - skipped, values, seconds, first_loss)
 
     def _fill_fixed_logprobs(self, mini_batches: list[list[MicroBatch]]) -> None:
         """Log-probs that stay fixed over the step: of the reference, and of the policy before the first update.
@@ -248,6 +253,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         for key, value in output.maxima.items():
             metrics.add_max(key, value)
         if is_first:
+            metrics.add_mean(FIRST_LOSS, output.loss.detach(), count=0.0)
             _add_mismatch(metrics, logprobs.detach(), inputs.rollout_logprobs, micro)
             _add_pass_difference(metrics, logprobs.detach(), micro)
 
@@ -325,6 +331,11 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             size += full.nbytes
         if bucket:
             yield bucket
+
+    @torch.no_grad()
+    def weights_digest(self) -> str:
+        """Of the fp32 masters of this rank, as they lie."""
+        return tensors_digest(_local(master) for master in self.masters.parameters())
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))

@@ -21,7 +21,7 @@ THIRD_PARTY = {
     "megatron": ("rl/trainer/megatron_*.py",),
     "wandb": ("rl/loggers/wandb_process.py",),
     "reasoning_gym": ("rl/tasks/reasoning_gym.py",),
-    "hydra": ("rl/__main__.py", "rl/config/*.py"),
+    "hydra": ("rl/__main__.py", "rl/config/*.py", "rl/comparison/origins.py"),
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
@@ -71,14 +71,15 @@ MODULES = {
     "rl.progress": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
-    "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary", "rl.sentinels"},
+    "rl.digests": {"rl.types"},
+    "rl.loop": {"rl.types", "rl.protocols", "rl.config.schema", "rl.canary", "rl.digests", "rl.sentinels"},
     "rl.run_folder": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.provenance": {"rl.config.lock", "rl.config.secrets"},
     "rl.exit_codes": {"rl.config.schema", "rl.config.secrets"},
 }
 """Module of no part -> all that it may import of the package."""
 
-TOP = ("rl.assemble", "rl.driver", "rl.sweep", "rl.plan", "rl.report", "rl.help", "rl.__main__")
+TOP = ("rl.assemble", "rl.comparison", "rl.driver", "rl.sweep", "rl.plan", "rl.report", "rl.help", "rl.__main__")
 """Nothing below may import these."""
 
 

@@ -145,6 +145,9 @@ class TimedTrainer:
     async def buckets(self) -> AsyncIterator[Bucket]:
         yield []
 
+    async def weights_digest(self) -> str:
+        return ""
+
     async def close(self) -> None: ...
 
 
@@ -199,6 +202,8 @@ class Rows:
 
     def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None:
         self.groups += groups
+
+    def log_digests(self, digests: Mapping[str, str], *, step: int) -> None: ...
 
     def close(self, *, failed: bool) -> None: ...
 
