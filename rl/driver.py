@@ -91,6 +91,8 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             "model_folder": str(policy.folder),
             "task_fingerprint": policy.task_fingerprint,
             "published": None if status is None else status.facts(),
+            "published": None if status is None else {"tag": status.tag, "changed": status.changed},
+            "total_steps": config.num_steps(policy.task.num_prompts),
         },
     )
     facts = run_facts(run_folder, config=mask_secrets(plain), provenance=provenance)
