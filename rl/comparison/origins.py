@@ -90,17 +90,18 @@ def _compose(words: tuple[str, ...]) -> _Composition:
 def _of_class(key: str, plain: Mapping[str, Any]) -> Iterator[Origin]:
     """The default in the config class of the part that was chosen."""
     *parents, name = key.split(".")
-    owner: type | None = RunConfig
+    owner: Any = RunConfig
     node: Any = plain
-    defaults: Any = _defaults(RunConfig)
+    defaults: Mapping[str, Any] = _defaults(RunConfig)
     for parent in parents:
         node = node.get(parent) if isinstance(node, Mapping) else None
         target = node.get("_target_") if isinstance(node, Mapping) else None
         owner = schema_of_target(target) if target else _declared(owner, parent)
-        if owner is None:
-            return  # a mapping whose keys belong to the person
         inside = defaults.get(parent)  # a section may have other defaults where it stands than by itself
         defaults = inside if isinstance(inside, dict) and not target else _defaults(owner)
+    if not is_dataclass(owner):
+        return  # a mapping whose keys belong to the person
+    assert isinstance(owner, type)
     holder = next((cls for cls in owner.__mro__ if name in inspect.get_annotations(cls)), None)
     if holder is None or defaults[name] == "???":
         return
@@ -108,17 +109,23 @@ def _of_class(key: str, plain: Mapping[str, Any]) -> Iterator[Origin]:
     yield Origin(DEFAULT, f"{_shown(file)} {holder.__name__}.{name}", defaults[name])
 
 
-def _defaults(owner: type) -> dict[str, Any]:
+@functools.cache
+def _defaults(owner: Any) -> Mapping[str, Any]:
+    """Of a config class, nested; of anything else there are none."""
+    if not is_dataclass(owner):
+        return {}
     plain = OmegaConf.to_container(OmegaConf.structured(owner), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(name): value for name, value in plain.items()}
 
 
-def _declared(owner: type, name: str) -> type | None:
-    """The config class that a field is declared with, alone or with None; None if it is no section."""
-    annotation = typing.get_type_hints(owner).get(name)
-    options = [annotation, *typing.get_args(annotation)]
-    return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+@functools.cache
+def _declared(owner: Any, name: str) -> Any:
+    """What stands under `name` in a config class or a mapping: a config class, a mapping type, or None."""
+    is_mapping = typing.get_origin(owner) is dict
+    annotation = typing.get_args(owner)[1] if is_mapping else typing.get_type_hints(owner).get(name) if owner else None
+    options = [annotation, *([] if typing.get_origin(annotation) is dict else typing.get_args(annotation))]
+    return next((option for option in options if is_dataclass(option) or typing.get_origin(option) is dict), None)
 
 
 def _of_files(key: str, files: Sequence[_File]) -> Iterator[Origin]:
@@ -184,14 +191,20 @@ def _is_chosen(group: str, choices: set[str]) -> bool:
 
 
 def _line_of(path: Path, key: str) -> int:
-    """Line of a dotted key in a YAML file, from 1."""
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    line = 0
-    for name in key.split("."):
-        assert isinstance(node, yaml.MappingNode)
-        found, node = next((k, v) for k, v in node.value if k.value == name)
-        line = found.start_mark.line
-    return line + 1
+    """Line of a dotted key in a YAML file, from 1. A name in it may itself have dots."""
+    node, left = _tree(path), key
+    while isinstance(node, yaml.MappingNode):
+        matches = [(name, value) for name, value in node.value if f"{left}.".startswith(f"{name.value}.")]
+        name, value = max(matches, key=lambda match: len(match[0].value))
+        if name.value == left:
+            return name.start_mark.line + 1
+        node, left = value, left.removeprefix(f"{name.value}.")
+    raise AssertionError(f"{path} has no {key}")
+
+
+@functools.cache
+def _tree(path: Path) -> yaml.Node | None:
+    return yaml.compose(path.read_text(encoding="utf-8"))
 
 
 def _shown(path: Path) -> str:

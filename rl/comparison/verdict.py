@@ -146,11 +146,13 @@ def verdict_of(differences: Sequence[float], tolerance: float) -> Verdict:
 
 
 def _check_settings(claim: ClaimConfig, comparison: Comparison) -> None:
-    """What another run claims is compared with whatever its settings are; a published claim is not."""
+    """Another run is compared with whatever the settings are; a published claim is not."""
     if comparison.against is None and (keys := keys_that_matter(claim, comparison.changed)):
         raise NotComparable(f"the run is modified: {_some(keys)}")
     if claim.statistic is not Statistic.ratio:
         return
+    if comparison.against is not None:
+        raise NotComparable("a ratio of two runs is compared with the published one alone")
     if claim.versus not in comparison.versus:
         raise NotComparable(f"a run of {claim.versus} is needed: --versus RUN")
     if keys := keys_that_matter(claim, comparison.versus_changed.get(claim.versus, ())):
