@@ -58,5 +58,5 @@ def _joined(arrays: Sequence[NDArray]) -> list[NDArray]:
 def _digest(*parts: bytes | NDArray) -> str:
     state = hashlib.blake2b(digest_size=8)
     for part in parts:
-        state.update(part if isinstance(part, bytes) else np.ascontiguousarray(part))
+        state.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
     return state.hexdigest()

@@ -53,11 +53,11 @@ def compare_digests(ours: Path, theirs: Path) -> Compared:
     for step in steps:
         agreeing: list[str] = []
         for stage in STAGES:
-            pair = (rows[0][step].get(stage), rows[1][step].get(stage))
-            if None in pair:
+            own, other = rows[0][step].get(stage), rows[1][step].get(stage)
+            if own is None or other is None:
                 continue
-            if pair[0] != pair[1]:
-                return Compared(steps, Divergence(step, stage, pair, tuple(agreeing)))
+            if own != other:
+                return Compared(steps, Divergence(step, stage, (own, other), tuple(agreeing)))
             agreeing.append(stage)
     return Compared(steps, None)
 

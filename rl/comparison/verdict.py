@@ -115,6 +115,7 @@ def _judge(name: str, claim: ClaimConfig, comparison: Comparison) -> Finding:
         describe(claim),
         Verdict.NOT_COMPARABLE,
         tolerance=claim.tolerance,
+        theirs=claim.value if comparison.against is None else None,
         unit=claim.unit,
         rows_per_step=claim.rows_per_step,
     )
@@ -125,7 +126,7 @@ def _judge(name: str, claim: ClaimConfig, comparison: Comparison) -> Finding:
         if against is not None and against.is_tabled:
             return _judge_points(blank, comparison.ours, against, comparison.axis)
         window = window_of(claim, comparison.ours, comparison.axis)
-        blank = replace(blank, window=window, theirs=claim.value if against is None else None)
+        blank = replace(blank, window=window)
         ours = value_of(claim, comparison.ours, window, comparison.axis, rows_per_step=claim.rows_per_step)
         if claim.statistic is Statistic.ratio:
             ours /= _nonzero(_value_of_other(claim, comparison, comparison.versus[claim.versus or ""], window))
@@ -155,13 +156,18 @@ def _check_settings(claim: ClaimConfig, comparison: Comparison) -> None:
         raise NotComparable("a ratio of two runs is compared with the published one alone")
     if claim.versus not in comparison.versus:
         raise NotComparable(f"a run of {claim.versus} is needed: --versus RUN")
-    if keys := keys_that_matter(claim, comparison.versus_changed.get(claim.versus, ())):
+    if keys := keys_that_matter(claim, comparison.versus_changed.get(claim.versus or "", ())):
         raise NotComparable(f"the run of {claim.versus} is modified: {_some(keys)}")
 
 
 def keys_that_matter(claim: ClaimConfig, changed: Sequence[str]) -> list[str]:
-    """For this claim, of settings that differ. Hardware has a rule of its own."""
+    """For this claim, of settings that differ. Hardware has a rule of its own.
+
+    How often is evaluated moves the largest of the values, and no other statistic.
+    """
     free = (*NOT_OF_OUTCOME, "hardware.*") if is_speed(claim.metric) else NOT_OF_LEARNING
+    if claim.statistic is not Statistic.max:
+        free += ("evaluation.every",)
     return [key for key in changed if not any(fnmatch(key, pattern) for pattern in free)]
 
 

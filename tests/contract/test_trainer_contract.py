@@ -89,11 +89,16 @@ def batch(num_ranks: int, seed: int, *, num_groups: int = 4, **options) -> Train
 
 
 def packed(
-    groups: list[RolloutGroup], num_ranks: int, *, max_tokens: int = 40, packing: Packing = Packing.tokens
+    groups: list[RolloutGroup],
+    num_ranks: int,
+    *,
+    max_tokens: int = 40,
+    packing: Packing = Packing.tokens,
+    updates: int = 2,
 ) -> TrainBatch:
     return pack(
         groups,
-        prompts_per_mini_batch=len(groups) // 2,
+        prompts_per_mini_batch=len(groups) // updates,
         num_ranks=num_ranks,
         max_tokens_per_micro_batch=max_tokens,
         packing=packing,
@@ -113,6 +118,25 @@ async def test_a_step_updates_the_weights_that_buckets_send(trainer):
     after = await weights(trainer)
     assert stats.num_updates == 2
     assert any(not torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_the_digest_of_the_weights_changes_with_them_alone(trainer):
+    before = await trainer.weights_digest()
+    await weights(trainer)
+    assert await trainer.weights_digest() == before
+    await trainer.step(batch(trainer.num_ranks, 0))
+    assert await trainer.weights_digest() != before
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_the_first_loss_is_that_of_the_first_update(trainer):
+    """Of two updates the mean of both is the step's loss; of one its own."""
+    groups = made_batch(4, 4, seed=5)
+    two = await trainer.step(packed(groups, trainer.num_ranks))
+    one = await trainer.step(packed(groups, trainer.num_ranks, updates=1))
+    assert two.first_loss != pytest.approx(two.metrics["train/loss"], rel=1e-9)
+    assert one.first_loss == pytest.approx(one.metrics["train/loss"], rel=1e-9)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, indirect=True)

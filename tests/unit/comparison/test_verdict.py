@@ -230,6 +230,12 @@ def test_a_modified_run_is_comparable_where_the_setting_does_not_matter(
         assert finding.verdict == ("not comparable" if keys else "reproduced")
 
 
+def test_how_often_is_evaluated_matters_for_a_maximum_alone():
+    for name, verdict in [("max", "not comparable"), ("settles_at", "reproduced"), ("start", "reproduced")]:
+        finding = judge_one(of(statistic=name, value=0.5), run([0.5]), changed=["evaluation.every"])
+        assert finding.verdict == verdict
+
+
 def test_a_ratio_is_that_of_the_medians_over_equal_prompts():
     """Ours: 16 steps of 128 prompts; the other: 4 of 512. The first 8 of ours hold what the first 2 of theirs do.
 
