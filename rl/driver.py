@@ -91,7 +91,6 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             "model_folder": str(policy.folder),
             "task_fingerprint": policy.task_fingerprint,
             "published": None if status is None else status.facts(),
-            "published": None if status is None else {"tag": status.tag, "changed": status.changed},
             "total_steps": config.num_steps(policy.task.num_prompts),
         },
     )
