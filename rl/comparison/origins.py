@@ -225,7 +225,7 @@ def explain(key: str, settings: Settings) -> list[str]:
         lines += [f"  {level:<13} {shown(origin.value):<14} {origin.where}" for origin in of_level]
         lines += [] if of_level else [f"  {level:<13} -"]
     if value != found[-1].value and value is not ABSENT:
-        lines.append("  the run has another value: it was resumed with that, or the files here have changed since")
+        lines.append("  but the run has another value: by smoke=cpu, by a resume, or files here have changed since")
     return lines
 
 

@@ -15,6 +15,7 @@ from rl.config.load import load_run_yaml, to_plain
 from rl.config.lock import deciding_settings, flat, lock_file, published_status
 from rl.config.register import experiment_files
 from rl.config.schema import ConfigError, RunConfig
+from rl.config.smoke import split_smoke
 
 FACTS = ("code", "packages", "python", "gpu", "cpu", "task_fingerprint")
 """Of provenance.json, besides the settings: what else decides a run's outcome."""
@@ -30,7 +31,7 @@ class Settings:
     deciding: frozenset[str]
     """Keys that can decide an outcome."""
     words: list[str] | None = None
-    """The command line behind them. None: unknown."""
+    """The overrides that they were composed of. None: unknown."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Those of `FACTS` that are known, flat."""
     run_folder: Path | None = None
@@ -53,7 +54,9 @@ def read_settings(name: str) -> Settings:
     if (path / "run.yaml").is_file():
         facts = _provenance(path)
         flat_facts = flat({key: facts[key] for key in FACTS if key in facts})
-        return _settings(name, to_plain(load_run_yaml(path / "run.yaml")), facts.get("overrides"), flat_facts, path)
+        words = facts.get("overrides")
+        words = None if words is None else _composed_words(words)
+        return _settings(name, to_plain(load_run_yaml(path / "run.yaml")), words, flat_facts, path)
     if name in experiment_files():
         words = [f"experiment={name}"]
         return _settings(name, to_plain(compose_run_config(words)), words)
@@ -62,6 +65,11 @@ def read_settings(name: str) -> Settings:
     raise ConfigError(
         f"'{name}' is no run folder, experiment or YAML file. Experiments: {', '.join(experiment_files())}."
     )
+
+
+def _composed_words(words: list[str]) -> list[str]:
+    """Those that a config is composed of; `smoke=cpu` and `resume=` change it afterwards."""
+    return [word for word in split_smoke(words)[0] if not word.startswith("resume=")]
 
 
 def _settings(name: str, plain: Mapping[str, Any], *rest: Any) -> Settings:
