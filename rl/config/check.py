@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rl.config.algorithms import CISPOConfig, DAPOConfig, OldLogprobs
 from rl.config.build import target_class
+from rl.config.given import short
 from rl.config.platform_rules import check_platform
 from rl.config.schema import (
     ColocatedConfig,
@@ -28,12 +30,21 @@ from rl.config.schema import (
     VLLMRolloutConfig,
 )
 from rl.config.secrets import check_no_secret
+from rl.config.sentinels import SentinelsConfig
 from rl.config.transport import check_weight_transport
 
 Range = tuple[str, Callable[[Any], bool], str]
 
 POSITIVE: Callable[[Any], bool] = lambda value: value > 0  # noqa: E731
 NOT_NEGATIVE: Callable[[Any], bool] = lambda value: value >= 0  # noqa: E731
+
+_IS_LIMIT: Callable[[Any], bool] = lambda value: value is None or value >= 0  # noqa: E731
+
+
+def is_address(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+
 
 RANGES: tuple[Range, ...] = (
     ("algorithm.prompts_per_step", POSITIVE, "at least 1"),
@@ -94,6 +105,12 @@ RANGES: tuple[Range, ...] = (
         lambda value: value is None or value > 0,
         "above 0, or null for one by the dtypes",
     ),
+    ("hardware.nodes", POSITIVE, "at least 1"),
+    ("hardware.gpus_per_node", NOT_NEGATIVE, "0 or more"),
+    ("hardware.memory_gib", POSITIVE, "above 0"),
+    ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT, or null"),
+    *((f"sentinels.{item.name}.limit", _IS_LIMIT, "0 or more, or null") for item in fields(SentinelsConfig)),
+    ("logger.mode", lambda value: value in ("online", "offline"), "online or offline"),
     ("logger.sample_every", POSITIVE, "at least 1"),
     ("logger.samples", NOT_NEGATIVE, "0 or more"),
     ("steps", lambda value: value is None or value > 0, "at least 1, or null"),
@@ -105,6 +122,7 @@ RANGES: tuple[Range, ...] = (
 def check_run_config(config: RunConfig) -> None:
     """Raises ConfigError on the first rule that `config` breaks, on whatever machine it is to run."""
     check_no_secret(config)
+    check_paths(config)
     check_ranges(config)
     check_mini_batches(config)
     check_training_sampling(config)
@@ -126,13 +144,36 @@ def check_run_config(config: RunConfig) -> None:
 
 def check_ranges(config: RunConfig) -> None:
     for key, rule, words in RANGES:
-        node: Any = config
-        for name in key.split("."):
-            node = getattr(node, name, _ABSENT)
-            if node is _ABSENT:
-                break
-        if node is not _ABSENT and not rule(node):
-            raise ConfigError(f"{key}={node} is out of range: it must be {words}.")
+        value = _value(config, key)
+        if value is not _ABSENT and not rule(value):
+            raise ConfigError(f"{key}={short(value)} is out of range: it must be {words}.")
+
+
+PATHS = ("output_dir", "model.path", "task.path", "task.eval_path", "evaluation.checkpoint")
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes that Linux takes."""
+
+
+def check_paths(config: RunConfig) -> None:
+    for key in PATHS:
+        value = _value(config, key)
+        if not isinstance(value, str):
+            continue
+        sizes = [len(part.encode(errors="surrogateescape")) for part in value.split("/")]
+        if max(sizes) > LONGEST_NAME or sum(sizes) + len(sizes) > LONGEST_PATH or not value.isprintable():
+            raise ConfigError(
+                f"{key}={short(value)} cannot be the path of a file: a name has at most {LONGEST_NAME} bytes, a path "
+                f"{LONGEST_PATH}, and none of them a control character."
+            )
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    node: Any = config
+    for name in key.split("."):
+        node = getattr(node, name, _ABSENT)
+        if node is _ABSENT:
+            break
+    return node
 
 
 _ABSENT = object()

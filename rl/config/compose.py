@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -12,11 +13,17 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl.config.check import check_run_config
+from rl.config.given import check_types, given_experiment, given_words, short
 from rl.config.load import explain, load_run_config, nearest
+from rl.config.lock import lock_file
 from rl.config.register import GROUPS, option_names, package_folder, register_all
 from rl.config.schema import ConfigError, RunConfig
+from rl.config.unused import check_unused
 
 CONFIG_NAME = "train"
+LONGEST_KEY = 300
+"""Characters. Of longer ones not even the depth of the dots can be parsed."""
 
 OPEN_NODES = (
     "model.hf_overrides.",
@@ -34,7 +41,32 @@ _DOTTED_GROUPS = {group.replace("/", "."): group for group in GROUPS if "/" in g
 
 def compose_run_config(words: list[str]) -> RunConfig:
     """The checked-for-type config of `words` (overrides such as `seed=1`). Raises ConfigError."""
-    return load_run_config(compose_plain(words))
+    overrides = parse_overrides(words)
+    config = load_run_config(compose_plain(words))
+    check_types(config, given_words(overrides))
+    if config.experiment is not None:
+        check_types(config, given_experiment(config.experiment))
+    return config
+
+
+def checked_run_config(words: list[str]) -> RunConfig:
+    """The config of a command line that obeys every rule and uses every key that was set. Raises ConfigError."""
+    config = compose_run_config(words)
+    check_run_config(config)
+    check_unused(config, given_words(parse_overrides(words)))
+    if config.experiment is not None and not lock_file(config.experiment).is_file():
+        _check_experiment(config.experiment)
+    return config
+
+
+@cache
+def _check_experiment(name: str) -> None:
+    """As it stands: with other parts it may leave some of its own settings without a use. Locked ones have a test."""
+    try:
+        alone = compose_run_config([f"experiment={name}"])
+    except ConfigError:
+        return  # it needs words that fill it in, and those were given
+    check_unused(alone, given_experiment(name))
 
 
 def open_node_words(words: list[str]) -> list[str]:
@@ -45,6 +77,7 @@ def open_node_words(words: list[str]) -> list[str]:
 def compose_plain(words: list[str]) -> dict[str, Any]:
     words = open_node_words(words)
     overrides = parse_overrides(words)
+    given_words(overrides)  # refuses a key that is set twice
     register_all([str(override.value()) for override in overrides if override.key_or_group == "experiment"])
     for override in overrides:
         _check_option(override)
@@ -60,19 +93,42 @@ def compose_plain(words: list[str]) -> dict[str, Any]:
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_compose_message(error, overrides)) from error
+    except ValueError as error:  # Hydra's, of a defaults list that holds something else than options
+        raise ConfigError(f"the `defaults` of an experiment or option cannot be read: {short(error)}") from error
+    except (AssertionError, AttributeError) as error:  # OmegaConf's, where a key's parent is null
+        message = _null_parent_message(overrides)
+        if message is None:
+            raise
+        raise ConfigError(message) from error
     assert isinstance(plain, dict)
-    experiment: Any = next((o.value() for o in overrides if o.key_or_group == "experiment"), None)
-    return {**{str(key): value for key, value in plain.items()}, "experiment": experiment}
+    return {str(key): value for key, value in plain.items()}
 
 
 def parse_overrides(words: list[str]) -> list[Override]:
     for word in words:
-        if "=" not in word and not word.startswith("~"):
-            raise ConfigError(f"'{word}' is not an override. Write key=value; `rl --help` lists groups and options.")
-    try:
-        return OverridesParser.create().parse_overrides(words)
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
+        if word.startswith("=") or ("=" not in word and not word.startswith("~")):
+            raise ConfigError(
+                f"'{short(word)}' is not an override. Write key=value; `rl --help` lists groups and options."
+            )
+    overrides = []
+    for word in words:
+        if len(word.partition("=")[0]) > LONGEST_KEY:
+            raise ConfigError(f"unknown key '{short(word.partition('=')[0])}': no setting has so long a name.")
+        try:
+            (override,) = OverridesParser.create().parse_overrides([word])
+            if not override.is_sweep_override():
+                override.value()  # some words cannot be read until their value is asked for
+        except (HydraException, ValueError, RecursionError) as error:
+            key, _, value = word.partition("=")
+            raise ConfigError(
+                f"cannot read '{short(word)}': {short(str(error).splitlines()[0])}. A value with spaces, commas, "
+                "brackets or letters other than a to z goes in quotes inside the word: "
+                f"'{short(key)}=\"{short(value)}\"'."
+            ) from error
+        if not override.key_or_group or override.package is not None:
+            raise ConfigError(f"'{short(word)}' is not an override. Write key=value or group=option, without @.")
+        overrides.append(override)
+    return overrides
 
 
 def _groups() -> list[str]:
@@ -82,6 +138,13 @@ def _groups() -> list[str]:
 def _check_option(override: Override) -> None:
     """A group must be given one of its options."""
     group = override.key_or_group
+    if group.partition("/")[0].partition(".")[0] == "hydra":
+        raise ConfigError(
+            f"{override.input_line}: Hydra only composes the config here, so its own settings would do nothing. The "
+            "run folder is output_dir; a sweep's settings are sweep.*, see `rl sweep --help`."
+        )
+    if group.partition(".")[0] == "sweep":
+        raise ConfigError(f"{override.input_line}: it is a setting of a sweep. Write rl -m ... {override.input_line}")
     if group in _DOTTED_GROUPS:
         raise ConfigError(
             f"{override.input_line}: an option of a nested group is chosen by "
@@ -103,15 +166,38 @@ def _check_option(override: Override) -> None:
 
 def _keys(overrides: list[Override]) -> list[str]:
     """Dotted keys of the parts and the experiment that `overrides` choose: the pool that suggestions come from."""
+    return _flatten(_chosen(overrides))
+
+
+def _chosen(overrides: list[Override]) -> Any:
+    """The parts and the experiment that `overrides` choose, without any other word."""
     lines = [override.input_line or "" for override in overrides if override.key_or_group in _groups()]
     choices = [line for line in lines if not line.startswith(("+", "~"))]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
         try:
             composed = compose(CONFIG_NAME, overrides=choices)
-        except HydraException:  # the choices do not fit together, which is not what this error is about
+        except (HydraException, ValueError):  # the choices do not fit together, which this error is not about
             composed = compose(CONFIG_NAME)
-    return _flatten(OmegaConf.to_container(composed, resolve=False, enum_to_str=True))
+    return OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
+
+
+def _null_parent_message(overrides: list[Override]) -> str | None:
+    """Of the first word that sets a key, or a mapping, where the parts chosen have null."""
+    chosen = _chosen(overrides)
+    for override in overrides:
+        node, names = chosen, override.key_or_group.split(".")
+        for depth, name in enumerate(names):
+            node = node.get(name) if isinstance(node, dict) else None
+            key = ".".join(names[: depth + 1])
+            is_mapping = depth == len(names) - 1 and isinstance(override.value(), dict)
+            if node is None and (depth < len(names) - 1 or is_mapping):
+                return (
+                    f"{key} is null for the parts chosen, so nothing in it can be set (on the command line: "
+                    f"{override.input_line}). Choose an option or experiment that has it, or write {key}={{}} before "
+                    f"it and then each key, as in {key}.KEY=VALUE."
+                )
+    return None
 
 
 def _flatten(node: Any, prefix: str = "") -> list[str]:

@@ -11,6 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl.config.given import Given, check_types, leaves, short
 from rl.config.register import known_keys, schema_of_target
 from rl.config.schema import ConfigError, RunConfig
 
@@ -32,7 +33,7 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
     given = OmegaConf.create(plain)
     assert isinstance(given, DictConfig)
     for node in SELECTED_NODES:
-        target = OmegaConf.select(given, f"{node}._target_", default=None)
+        target = _target_of(plain, node)
         if target is None:
             raise ConfigError(f"{node} is not chosen. Name an option of its config group; `rl --help` lists them.")
         try:
@@ -44,7 +45,10 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
                 f"{node}._target_={target} has no schema. Name its config class in a class attribute `config_class`, "
                 "or register it with rl.config.register.register_schema(group, name, config_class)."
             )
-        OmegaConf.update(config, node, OmegaConf.structured(chosen), merge=False)
+        try:
+            OmegaConf.update(config, node, OmegaConf.structured(chosen), merge=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{node}._target_={target} is no {node.rpartition('.')[2]}. {explain(error)}") from error
     try:
         merged = OmegaConf.merge(config, given)
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -55,6 +59,13 @@ def load_run_config(plain: dict[str, Any]) -> RunConfig:
         raise ConfigError(explain(error)) from error
     assert isinstance(loaded, RunConfig)
     return loaded
+
+
+def _target_of(plain: dict[str, Any], node: str) -> str | None:
+    value: Any = plain
+    for name in (*node.split("."), "_target_"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def _also(missing: list[str]) -> str:
@@ -77,12 +88,29 @@ def save_run_yaml(config: RunConfig, path: Path) -> None:
 
 def load_run_yaml(path: Path) -> RunConfig:
     try:
-        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as a run's config: {error}") from error
+        plain = yaml.load(path.read_text(encoding="utf-8"), Loader=_EachKeyOnce)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as a run's config: {short(error)}") from error
     if not isinstance(plain, dict):
         raise ConfigError(f"{path} holds no mapping of settings.")
-    return load_run_config(plain)
+    try:
+        config = load_run_config(plain)
+        check_types(config, (Given(key, value, f"in {path}") for key, value in leaves(plain)))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """YAML whose mappings have each key once: of two values one would do nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            names = [key.value for key, _ in node.value]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{twice}' is there twice", node.start_mark)
+        return mapping
 
 
 def nearest(key: str, candidates: list[str]) -> str:
@@ -108,5 +136,6 @@ def explain(error: BaseException) -> str:
     if "not in" in first_line and isinstance(owner, type) and hasattr(owner, "__dataclass_fields__"):
         prefix = key.rpartition(".")[0]
         keys = [f"{prefix}.{name}" if prefix else name for name in known_keys(owner)]
-        return f"unknown key '{key}': {owner.__name__} has no such setting.{nearest(key, keys)}"
+        hint = nearest(key, keys) or f" It has {', '.join(name for name in known_keys(owner) if '.' not in name)}."
+        return f"unknown key '{key}': {owner.__name__} has no such setting.{hint}"
     return f"{key}: {first_line}" if key and key not in first_line else first_line

@@ -7,6 +7,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from rl.config import algorithms, schema, tasks
 from rl.config.build import target_class
 from rl.config.schema import ConfigError, RunConfig
@@ -94,6 +96,8 @@ def experiment_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(package_folder("experiments").glob("*.yaml"))}
 
 
+PARENT = "/experiment/"
+"""Before the name of an experiment, in the defaults of one that builds on it."""
 _stored: dict[str, tuple[Path, int, int]] = {}
 """Experiments in Hydra's store -> their file, its time and size. To read all takes longer than to compose one."""
 
@@ -104,7 +108,6 @@ def register_all(experiments: Collection[str] | None = None) -> None:
     `experiments`: which are read; None: all, half a second with what they say of their sources.
     """
     from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
     if "schema_run.yaml" not in store.repo:
@@ -112,22 +115,53 @@ def register_all(experiments: Collection[str] | None = None) -> None:
         for group, classes in GROUPS.items():
             for config_class in classes:
                 store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
-    for name, path in experiment_files().items():
-        if experiments is not None and name not in experiments:
-            continue
-        facts = path.stat()
-        if _stored.get(name) == (path, facts.st_mtime_ns, facts.st_size):
-            continue
-        try:
-            node = OmegaConf.load(path)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise ConfigError(f"experiment file {path} cannot be read: {error}") from error
-        except Exception as error:
-            if type(error).__module__.split(".")[0] != "yaml":
-                raise
-            raise ConfigError(f"experiment file {path} is not valid YAML: {error}") from error
-        store.store(group="experiment", name=name, node=node, package="_global_", provider=str(path))
-        _stored[name] = (path, facts.st_mtime_ns, facts.st_size)
+    files = experiment_files()
+    wanted = list(files if experiments is None else experiments)
+    while wanted:
+        name = wanted.pop()
+        if name in files:
+            wanted += _parents(_stored_experiment(name, files[name]))
+
+
+def _stored_experiment(name: str, path: Path) -> Any:
+    """The experiment's own settings, in Hydra's store; read where the file is new or has changed."""
+    from hydra.core.config_store import ConfigStore
+
+    facts = path.stat()
+    key = (path, facts.st_mtime_ns, facts.st_size)
+    if _stored.get(name) == key:
+        return experiment_node(name)
+    try:
+        node = OmegaConf.load(path)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigError(f"experiment file {path} cannot be read: {error}") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "yaml":
+            raise
+        raise ConfigError(f"experiment file {path} is not valid YAML: {error}") from error
+    if not isinstance(node, DictConfig) or "experiment" in node:
+        raise ConfigError(
+            f"experiment file {path} must be a mapping of settings, and not set `experiment`: its name is the file's."
+        )
+    node.experiment = name  # so that the composed config says what it started from, for --cfg job too
+    ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_", provider=str(path))
+    _stored[name] = key
+    return node
+
+
+def experiment_node(name: str) -> Any:
+    """What a registered experiment's file holds."""
+    from hydra.core.config_store import ConfigStore
+
+    return ConfigStore.instance().load(f"experiment/{name}.yaml").node
+
+
+def _parents(node: Any) -> list[str]:
+    """Experiments that this one builds on. What else stands in `defaults`, and is none, Hydra refuses."""
+    entries = node.get("defaults")
+    if not OmegaConf.is_list(entries):
+        return []
+    return [entry.removeprefix(PARENT) for entry in entries if isinstance(entry, str) and entry.startswith(PARENT)]
 
 
 def option_names(group: str) -> list[str]:

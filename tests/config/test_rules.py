@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from copy import deepcopy
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rl.config import check
 from rl.config.check import RANGES, check_machine, check_ranges, check_run_config
 from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError, RunConfig
+from rl.config.sentinels import SentinelsConfig
 
 # Key -> values just outside its range, and values just inside.
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
@@ -73,6 +75,12 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "canary.prompts": ([0], [1]),
     "canary.new_tokens": ([0], [1]),
     "canary.max_logprob_difference": ([0.0, -1.0], [None, 1e-4]),
+    "hardware.nodes": ([0, -1], [1]),
+    "hardware.gpus_per_node": ([-1], [0]),
+    "hardware.memory_gib": ([0.0, -1.0], [0.5]),
+    "ray.address": (["host", "host:", ":6379", "host:0", "host:65536", "host:x"], [None, "host:6379", "10.0.0.1:1"]),
+    **{f"sentinels.{sentinel.name}.limit": ([-0.1], [None, 0.0, 1.0]) for sentinel in fields(SentinelsConfig)},
+    "logger.mode": (["maybe", "on"], ["online", "offline"]),
     "logger.sample_every": ([0], [1]),
     "logger.samples": ([-1], [0]),
     "steps": ([0], [None, 1]),
@@ -86,6 +94,7 @@ PART_OF = {
     "algorithm.overlong_penalty": ["algorithm=dapo"],
     "backend.trainer.tensor_parallel": ["backend/trainer=megatron"],
     "backend.trainer.expert_parallel": ["backend/trainer=megatron"],
+    "logger.mode": ["logger=wandb"],
 }
 """Keys that only one part has."""
 

@@ -54,13 +54,17 @@ def test_a_setting_that_exists_is_neither_added_nor_deleted(word):
         ("placement=async", r"placement 'async' not found.*Options of placement: colocated, fully_async"),
         ("algorithm=null", r"algorithm 'None' not found"),
         ("tsk=gsm8k", r"unknown key 'tsk'.*Did you mean 'task'\?"),
+        (
+            "task.data.math.subset=algebra",
+            r"unknown key 'task\.data\.math\.subset': DataConfig .* It has path, revision\.",
+        ),
         ("backend/rolout=vllm", r"unknown config group 'backend/rolout'.*Did you mean 'backend/rollout'\?"),
         ("model._target_=foo.Bar", r"model\._target_=foo\.Bar: there is no module foo\. Put its file"),
     ],
 )
 def test_a_wrong_group_or_option(word, message):
     with pytest.raises(ConfigError, match=message):
-        compose_run_config([word])
+        compose_run_config(["task=math", word] if word.startswith("task.") else [word])
 
 
 @pytest.mark.parametrize(

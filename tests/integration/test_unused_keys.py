@@ -1,0 +1,53 @@
+"""Which keys the parts read, recorded while they run, against the table of those that are said to do nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl import driver
+from rl.config.compose import compose_run_config
+from rl.config.load import save_run_yaml, to_plain
+from rl.config.unused import reason
+from tests.recorded import leaf_keys, recorded
+
+WORDS = (
+    *("experiment=quickstart", "model=tiny", "steps=2", "algorithm.prompts_per_step=4", "task.eval_limit=4"),
+    *("checkpoint.every=1", "evaluation.every=1", "canary.every=1", "backend.trainer.optimizer.lr_warmup_updates=0"),
+)
+FOR_PLANS_AND_PEOPLE = {
+    *("hardware.architecture", "hardware.bf16_tflops", "hardware.link_gb_s", "hardware.memory_bandwidth_tb_s"),
+    *("hardware.memory_gib", "hardware.name", "hardware.network_gb_s", "model.name", "published", "experiment"),
+}
+"""Facts, names and claims: no part of a run reads them."""
+AT_THE_DOOR = {"clean", "output_dir", "mode"}
+"""Read before the parts are built."""
+ONLY_PAST_A_LIMIT = "sentinels."
+"""What a sentinel does is read once its limit is passed."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algorithm.prompts_per_mini_batch=4",),
+        ("algorithm.prompts_per_mini_batch=4", "mode=eval"),
+        (
+            *("algorithm=dapo", "algorithm.prompts_per_mini_batch=2", "algorithm.dynamic_sampling=false"),
+            *("algorithm.kl_coef=0.1", "algorithm.correction.weights=token", "algorithm.correction.outside=mask"),
+        ),
+        ("algorithm=reinforce_pp", "algorithm.prompts_per_mini_batch=2", "algorithm.kl_coef=0.1"),
+    ],
+    ids=["grpo", "eval", "dapo", "reinforce_pp"],
+)
+def test_what_no_part_reads_is_said_to_do_nothing_and_nothing_else_is(words, tmp_path: Path, monkeypatch):
+    config = compose_run_config([*WORDS, *words])
+    read: set[str] = set()
+    # The two that read every key to write it down.
+    monkeypatch.setattr(driver, "to_plain", lambda _config: to_plain(config))
+    monkeypatch.setattr(driver, "save_run_yaml", lambda _config, path: save_run_yaml(config, path))
+    assert driver.drive(recorded(config, read), tmp_path, overrides=[]) == 0
+    unread = leaf_keys(config) - read - FOR_PLANS_AND_PEOPLE - AT_THE_DOOR
+    silent = {key for key in unread if reason(config, key) is None and not key.startswith(ONLY_PAST_A_LIMIT)}
+    assert silent == set(), "set by a person, these would do nothing without a word"
