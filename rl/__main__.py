@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,28 +28,28 @@ def _dispatch(words: list[str]) -> int:
 
         print(help_text())
         return exit_codes.DONE if words else exit_codes.REFUSED
-    commands = {"export": _export, "report": _report}
-    if words[0] in commands:
-        return commands[words[0]](words[1:])
+    if words[0] in COMMANDS:
+        return COMMANDS[words[0]](words[1:])
     if any(word.startswith("resume=") for word in words):
         return _resume(words)
     if "-m" in words or "--multirun" in words:
-        from rl.sweep import run_sweep
+        from rl.sweeps.command import run_sweep
 
         return run_sweep([word for word in words if word not in ("-m", "--multirun")])
-    if any(word.startswith("-") for word in words):
-        return _hydra(words)
-    return _run(words)
+    return _hydra(words) if any(word.startswith("-") for word in words) else _run(words)
 
 
 def _run(words: list[str]) -> int:
     from rl.config.check import check_machine, check_run_config
-    from rl.config.compose import compose_run_config
+    from rl.config.compose import checked_run_config
     from rl.config.smoke import smoke_run_config, split_smoke
 
     plain_words, is_smoke = split_smoke(words)
-    config = smoke_run_config(plain_words) if is_smoke else compose_run_config(words)
-    check_run_config(config)
+    if is_smoke:
+        config = smoke_run_config(plain_words)
+        check_run_config(config)
+    else:
+        config = checked_run_config(words)
     if config.mode is Mode.plan:
         from rl.plan.report import print_plan
 
@@ -67,7 +69,7 @@ def _resume(words: list[str]) -> int:
 
     folder = Path(next(word for word in words if word.startswith("resume=")).partition("=")[2]).expanduser().resolve()
     changes = [word for word in words if not word.startswith("resume=")]
-    config = _changed(_saved_config(folder), changes)
+    config = _changed(saved_config(folder), changes)
     check_run_config(config)
     check_machine(config)
     from rl.driver import drive
@@ -75,7 +77,8 @@ def _resume(words: list[str]) -> int:
     return drive(config, folder, overrides=words)
 
 
-def _saved_config(folder: Path) -> RunConfig:
+def saved_config(folder: Path) -> RunConfig:
+    """The config of a run's folder. Raises ConfigError if there is none that could be continued or exported."""
     from rl.config.load import load_run_yaml
 
     if not (folder / "run.yaml").is_file():
@@ -116,7 +119,7 @@ def _export(words: list[str]) -> int:
     if not 1 <= len(words) <= 2:
         raise ConfigError("write: rl export RUN_FOLDER [DESTINATION]")
     folder = Path(words[0]).expanduser().resolve()
-    config = _saved_config(folder)
+    config = saved_config(folder)
     from rl.driver import export
 
     return export(config, folder, Path(words[1]).expanduser().resolve() if len(words) == 2 else None)
@@ -128,14 +131,28 @@ def _report(words: list[str]) -> int:
     return report(words)
 
 
+def _sweep(words: list[str]) -> int:
+    from rl.sweeps.command import show
+
+    return show(words)
+
+
+COMMANDS = {"export": _export, "report": _report, "sweep": _sweep}
+
+
 def _hydra(words: list[str]) -> int:
     """Hydra's own flags: --cfg, --info, --hydra-help, completion. They show; they run nothing."""
     import hydra
 
-    from rl.config.compose import CONFIG_NAME, open_node_words
+    from rl.config.compose import CONFIG_NAME, compose_plain, open_node_words
     from rl.config.register import package_folder, register_all
 
-    register_all()
+    is_completion = any(word in ("-sc", "--shell-completion") for word in words)
+    if is_completion:
+        register_all()
+    else:
+        # Hydra would show a config that no run accepts, with keys that were added and choices that do not exist.
+        compose_plain([word for word in words if not word.startswith("-") and ("=" in word or word.startswith("~"))])
     sys.argv = ["rl", *open_node_words(words)]
 
     @hydra.main(config_path=str(package_folder("conf")), config_name=CONFIG_NAME, version_base="1.3")
@@ -145,8 +162,18 @@ def _hydra(words: list[str]) -> int:
             "`rl key=value ...` to run, -m for a sweep, --cfg job to print the config."
         )
 
-    show()
+    if not is_completion:
+        show()
+        return 0
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        show()
+    print("\n".join(_without_schemas(line) for line in shown.getvalue().splitlines()))
     return 0
+
+
+def _without_schemas(line: str) -> str:
+    """Completions without the options that only start a YAML file, such as algorithm=schema_grpo."""
+    return " ".join(word for word in line.split(" ") if "=schema_" not in word)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ Reinforcement-learning post-training of language models.
   rl experiment=NAME smoke=cpu                    a published run made tiny: do its parts fit together, on any CPU
   rl experiment=NAME mode=plan                    what it will take, and whether it fits; starts nothing
   rl experiment=NAME mode=eval                    evaluate the policy before training
-  rl -m experiment=NAME seed=1,2 key=a,b          one child run per point of the grid
+  rl -m experiment=NAME seed=1,2 key=a,b          a sweep: one child run per point; again: what is missing
+  rl sweep show FOLDER                            its points, table and picture, also while it runs
   rl resume=FOLDER [steps=N] [logger=NAME]        continue a run from its last complete checkpoint
   rl export FOLDER [DESTINATION]                  newest checkpoint as a Hugging Face folder
   rl report FOLDER [FOLDER ...] [output=FILE]     one page of the curves of runs and sweeps, side by side

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl.loggers.jsonl import read_metrics
 from tests.command import cpu_s, environment, rl, run_ok
@@ -38,6 +39,47 @@ def test_help_lists_groups_and_experiments_in_less_than_1_5_s_without_torch(tmp_
     code = "import sys, rl.help; rl.help.help_text(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.strip() == "False"
+
+
+def complete(line: str, cwd: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "rl", "-sc", "query=bash"],
+        cwd=cwd,
+        env=environment(COMP_LINE=line, COMP_POINT=str(len(line))),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rl experiment=quick", ["experiment=quickstart"]),
+        ("rl algorithm=r", ["algorithm=reinforce_pp", "algorithm=reinforce_pp_baseline", "algorithm=rloo"]),
+        ("rl backend/rollout=", ["backend/rollout=local", "backend/rollout=sglang", "backend/rollout=vllm"]),
+        ("rl algorithm.clip_h", ["algorithm.clip_high="]),
+        ("rl algorithm=s", []),  # schema_grpo and so on start a YAML file; nobody chooses them
+    ],
+)
+def test_tab_completes_keys_options_and_experiments_and_no_schema(line: str, expected: list[str], tmp_path: Path):
+    assert complete(line, tmp_path) == expected
+
+
+def test_cfg_prints_what_would_run_and_refuses_what_would_not(tmp_path: Path):
+    output = run_ok("experiment=quickstart", "seed=7", "--cfg", "job", "--resolve", cwd=tmp_path)
+    config = yaml.safe_load(output)
+    assert (config["experiment"], config["seed"], config["algorithm"]["group_size"]) == ("quickstart", 7, 16)
+    part = run_ok(
+        "experiment=quickstart", "algorithm=dapo", "--cfg", "job", "--resolve", "-p", "algorithm", cwd=tmp_path
+    )
+    assert yaml.safe_load(part)["response_limit"] == 4
+    for word in ("algorithm.clip_hihg=1", "+seeed=1", "algorithm=gppo"):
+        done = rl("experiment=quickstart", word, "--cfg", "job", cwd=tmp_path)
+        assert (done.returncode, "Did you mean" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path):
@@ -94,7 +136,8 @@ def test_eval_mode_writes_every_answer_and_agrees_with_a_run_s_first_and_last_ev
     warm_model: Path, tmp_path: Path
 ):
     run_ok(*small_run(warm_model, tmp_path / "run"), cwd=tmp_path)
-    output = run_ok(*small_run(warm_model, tmp_path / "eval"), "mode=eval", cwd=tmp_path)
+    model = ("experiment=quickstart", "model=hf", f"model.path={warm_model}", "task.eval_limit=20", "mode=eval")
+    output = run_ok(*model, f"output_dir={tmp_path / 'eval'}", cwd=tmp_path)
     assert "eval/arithmetic/greedy" in output
     (row,) = json_lines(tmp_path / "eval" / "eval_metrics.jsonl")
     first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -104,47 +147,11 @@ def test_eval_mode_writes_every_answer_and_agrees_with_a_run_s_first_and_last_ev
     assert len(answers) == 20 and sum(answer["correct"] for answer in answers) == 20 * row["value"]
 
     run = tmp_path / "run"
-    words = [*small_run(warm_model, tmp_path / "later"), "mode=eval"]
+    words = [*model, f"output_dir={tmp_path / 'later'}"]
     output = run_ok(*words, f"evaluation.checkpoint={run}", cwd=tmp_path)
     (row,) = json_lines(tmp_path / "later" / "eval_metrics.jsonl")
     assert (row["value"], row["step"]) == (last["eval/arithmetic/greedy"], last["step"])
     assert f"evaluating step {last['step']} of {run}" in output
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_each_point_in_its_own_process_and_folder(warm_model: Path, tmp_path: Path):
-    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
-    output = run_ok(
-        "-m", *words, "seed=1,2", "algorithm.clip_high=0.2,0.28", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path
-    )
-    points = {}
-    for folder in sorted((tmp_path / "sweep").iterdir()):
-        text = (folder / "run.yaml").read_text()
-        points[folder.name] = ("seed: 1" in text, "clip_high: 0.28" in text)
-        assert len(read_metrics(folder / "metrics.jsonl")) == 3
-        overrides = json.loads((folder / "provenance.json").read_text())["overrides"]
-        assert "experiment=quickstart" in overrides
-    assert points == {"000": (True, False), "001": (True, True), "002": (False, False), "003": (False, True)}
-    assert output.count("done") >= 4
-
-
-def test_a_bad_point_is_refused_before_any_point_starts(warm_model: Path, tmp_path: Path):
-    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
-    done = rl("-m", *words, "algorithm.clip_high=0.2,-1", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "point algorithm.clip_high=-1: algorithm.clip_high=-1.0" in done.stderr
-    assert not (tmp_path / "sweep").exists()
-
-
-@pytest.mark.slow
-def test_a_point_that_fails_later_is_reported_in_one_line_and_the_others_run(warm_model: Path, tmp_path: Path):
-    words = [word for word in small_run(warm_model, tmp_path) if not word.startswith("output_dir=")]
-    done = rl("-m", *words, "task.max_prompt_tokens=5,16", f"output_dir={tmp_path / 'sweep'}", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "rl: prompt arithmetic:" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "failed (exit code 2)" in done.stdout
-    assert len(read_metrics(tmp_path / "sweep" / "001" / "metrics.jsonl")) == 3
 
 
 def test_plan_prints_parts_devices_and_the_staleness_bound_without_starting(tmp_path: Path):

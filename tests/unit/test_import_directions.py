@@ -21,7 +21,8 @@ THIRD_PARTY = {
     "megatron": ("rl/trainer/megatron_*.py",),
     "wandb": ("rl/loggers/wandb_process.py",),
     "reasoning_gym": ("rl/tasks/reasoning_gym.py",),
-    "hydra": ("rl/__main__.py", "rl/config/*.py", "rl/comparison/origins.py"),
+    "hydra": ("rl/__main__.py", "rl/config/*.py", "rl/comparison/origins.py", "rl/sweeps/points.py"),
+    "submitit": ("rl/sweeps/slurm.py",),
 }
 """Package -> the only files that may import it, at the top or inside a function."""
 
@@ -79,7 +80,16 @@ MODULES = {
 }
 """Module of no part -> all that it may import of the package."""
 
-TOP = ("rl.assemble", "rl.comparison", "rl.driver", "rl.sweep", "rl.plan", "rl.report", "rl.help", "rl.__main__")
+TOP = (
+    "rl.assemble",
+    "rl.comparison",
+    "rl.driver",
+    "rl.sweeps",
+    "rl.plan",
+    "rl.report",
+    "rl.help",
+    "rl.__main__",
+)
 """Nothing below may import these."""
 
 
