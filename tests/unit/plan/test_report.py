@@ -8,7 +8,7 @@ import pytest
 
 from rl.config.compose import compose_run_config
 from rl.plan.report import print_plan
-from rl.sweep import run_sweep
+from rl.sweeps.command import run_sweep
 
 
 @pytest.fixture(autouse=True)
