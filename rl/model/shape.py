@@ -59,7 +59,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
             "Set model.num_params, or use a model that names its sizes as Llama and Qwen do."
         ) from error
     model_type = str(text.get("model_type", "")).removesuffix("_text")
-    kinds = list(text.get("layer_types") or ())
+    kinds: list[str] = list(text.get("layer_types") or ())
     is_hybrid = "linear_attention" in kinds
     has_experts = model_type in _COUNTED_EXPERTS
     shape = ModelShape(
