@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl.comparison.divergence import compare_digests
+from rl.comparison.divergence import Compared, compare_digests
 from rl.comparison.origins import origins, shown
 from rl.comparison.settings import ABSENT, Settings, differing
 from rl.config.schema import ConfigError
@@ -24,16 +24,23 @@ def diff_lines(ours: Settings, theirs: Settings) -> tuple[list[str], bool]:
     lines += [f"{key}: A {shown(pair[0])}, B {shown(pair[1])}" for key, pair in facts.items()]
     if ours.run_folder is None or theirs.run_folder is None:
         return lines, bool(deciding)
-    compared = compare_digests(ours.run_folder, theirs.run_folder)
-    first, last = compared.steps[0], compared.steps[-1]
-    found = compared.divergence
+    try:
+        compared = compare_digests(ours.run_folder, theirs.run_folder)
+    except ConfigError as error:
+        return [*lines, f"digests: {error}"], bool(deciding)
+    lines += _digest_lines(compared)
+    return lines, bool(deciding) or compared.divergence is not None
+
+
+def _digest_lines(compared: Compared) -> list[str]:
+    first, last, found = compared.steps[0], compared.steps[-1], compared.divergence
     if found is None:
-        lines.append(f"digests: equal in all {len(compared.steps)} common rows, steps {first} to {last}")
-        return lines, bool(deciding)
-    equal = f"; equal in this step: {', '.join(found.equal_before)}" if found.equal_before else ""
-    lines.append(f"digests: the runs part at step {found.step}, in {found.stage}: {found.meaning}")
-    lines.append(f"  A {found.digests[0]}, B {found.digests[1]}{equal}; equal before it from step {first} on")
-    return lines, True
+        return [f"digests: equal in all {len(compared.steps)} common rows, steps {first} to {last}"]
+    equal = ", ".join(found.equal_before) or "nothing"
+    return [
+        f"digests: the runs part at step {found.step}, in {found.stage}: {found.meaning}",
+        f"  A {found.digests[0]}, B {found.digests[1]}; equal in this step: {equal}; compared from step {first} on",
+    ]
 
 
 def _origin(key: str, settings: Settings, value: object) -> str:
@@ -44,4 +51,4 @@ def _origin(key: str, settings: Settings, value: object) -> str:
         found = origins(key, settings.words)[-1]
     except ConfigError:
         return ""
-    return f"{found.level}, {found.where}" if found.value == value else ""
+    return f"{found.level}, {found.where}" if found.gives(value) else ""

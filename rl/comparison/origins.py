@@ -37,6 +37,10 @@ class Origin:
     """Of `LEVELS`: who chose this file or wrote this word."""
     where: str
     value: Any
+    """As written there: it may refer to another key, `${...}`."""
+
+    def gives(self, value: Any) -> bool:
+        return self.value == value or (isinstance(self.value, str) and "${" in self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,7 @@ def explain(key: str, settings: Settings) -> list[str]:
         of_level = [origin for origin in found if origin.level == level]
         lines += [f"  {level:<13} {shown(origin.value):<14} {origin.where}" for origin in of_level]
         lines += [] if of_level else [f"  {level:<13} -"]
-    if value != found[-1].value and value is not ABSENT:
+    if value is not ABSENT and not found[-1].gives(value):
         lines.append("  but the run has another value: by smoke=cpu, by a resume, or files here have changed since")
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import yaml
 from rl.comparison.differences import diff_lines
 from rl.comparison.origins import explain, origins
 from rl.comparison.settings import read_lock, read_settings
+from rl.config.compose import compose_run_config
+from rl.config.load import save_run_yaml
 from rl.config.schema import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,8 +62,14 @@ def test_null_is_a_value():
 def test_the_last_origin_of_every_setting_is_its_value(experiment: str):
     settings = read_settings(experiment)
     assert settings.words is not None
-    wrong = {key: value for key, value in settings.values.items() if origins(key, settings.words)[-1].value != value}
+    wrong = {key: value for key, value in settings.values.items() if not origins(key, settings.words)[-1].gives(value)}
     assert wrong == {}
+
+
+def test_a_value_may_refer_to_another_key():
+    (*_, origin) = origins("algorithm.horizon", ["algorithm=dr_grpo"])
+    assert origin.value == "${task.sampling.max_new_tokens}"
+    assert origin.where.startswith("conf/algorithm/dr_grpo.yaml:")
 
 
 def test_an_unknown_key_and_a_section_are_refused():
@@ -100,3 +109,23 @@ def test_an_experiment_is_what_its_lock_says():
 def test_what_is_no_run_experiment_or_file_is_refused():
     with pytest.raises(ConfigError, match="'quickstrat' is no run folder, experiment or YAML file"):
         read_settings("quickstrat")
+
+
+def test_runs_without_digests_are_compared_by_their_settings(tmp_path: Path):
+    config = compose_run_config(["experiment=quickstart"])
+    for name, seed in [("a", 0), ("b", 1)]:
+        (tmp_path / name).mkdir()
+        config.seed = seed
+        save_run_yaml(config, tmp_path / name / "run.yaml")
+        provenance = {"overrides": ["experiment=quickstart", f"seed={seed}"], "packages": {"torch": f"2.{seed}"}}
+        (tmp_path / name / "provenance.json").write_text(json.dumps(provenance))
+    lines, differs = diff_lines(*(read_settings(str(tmp_path / name)) for name in "ab"))
+    assert differs
+    assert [line.split() for line in lines[2:6]] == [
+        ["settings:", "1", "differ"],
+        ["seed"],
+        ["A", "0", "command", "line,", "seed=0"],
+        ["B", "1", "command", "line,", "seed=1"],
+    ]
+    assert lines[6] == "packages.torch: A 2.0, B 2.1"
+    assert lines[7].startswith("digests: ") and "has no digests.jsonl" in lines[7]
