@@ -32,7 +32,7 @@ WORDS = [
 CHANGES = {
     "equal": ([], None),
     "data": (["seed=1"], (1, "data")),
-    "tokens": (["task.sampling.temperature=0.9"], (1, "tokens")),
+    "tokens": (["task.sampling.temperature=0.5"], (1, "tokens")),
     "reward": (["task.reward=shuffled"], (1, "reward")),
     "advantage": (["algorithm=dr_grpo"], (1, "advantage")),
     "loss": (["algorithm.entropy_coef=0.01"], (1, "loss")),
