@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -24,6 +25,12 @@ def rl(*words: str, cwd: Path, timeout_s: float = 120.0) -> subprocess.Completed
         timeout=timeout_s,
         check=False,
     )
+
+
+def with_words(words: Sequence[str], *others: str) -> list[str]:
+    """`words` with `others` in place of those of the same keys: the command takes each key once."""
+    keys = {other.partition("=")[0] for other in others}
+    return [*(word for word in words if word.partition("=")[0] not in keys), *others]
 
 
 def run_ok(*words: str, cwd: Path, timeout_s: float = 240.0) -> str:

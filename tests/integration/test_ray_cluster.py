@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl.loggers.jsonl import read_metrics
-from tests.command import environment
+from tests.command import environment, with_words
 from tests.integration.test_faults import last_checkpoint, words_for
 from tests.processes import command_of
 
@@ -72,7 +72,7 @@ def test_two_ranks_and_an_engine_of_a_run_sit_in_a_cluster_that_was_there_before
 ):
     assert listening(cluster["SESSION"]) == {HEAD}
     folder = tmp_path / "run"
-    words = [*words_for(warm_model, folder), "placement=fully_async", "steps=2", "evaluation.every=0"]
+    words = with_words(words_for(warm_model, folder), "placement=fully_async", "steps=2", "evaluation.every=0")
     done = run(cluster, *words, f"ray.address={cluster['ADDRESS']}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]

@@ -16,7 +16,7 @@ import pytest
 
 from rl.loggers.jsonl import read_metrics
 from rl.run_folder import Checkpoints
-from tests.command import press_ctrl_c, rl, run_ok, start
+from tests.command import press_ctrl_c, rl, run_ok, start, with_words
 
 STEPS = 36
 NUM_KILLS = 10
@@ -103,7 +103,7 @@ def wait_for_step(process: subprocess.Popen[str], run_folder: Path, step: int, *
 @pytest.mark.parametrize("placement", ["colocated", pytest.param("fully_async", marks=pytest.mark.slow)])
 def test_ctrl_c_saves_a_checkpoint_that_resume_continues_from(placement: str, warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    words = [*words_for(warm_model, folder), "checkpoint.every=0", f"placement={placement}"]
+    words = with_words(words_for(warm_model, folder), "checkpoint.every=0", f"placement={placement}")
     process = start(*words, cwd=tmp_path)
     wait_for_step(process, folder, 4)
     press_ctrl_c(process)
@@ -120,7 +120,9 @@ def test_ctrl_c_saves_a_checkpoint_that_resume_continues_from(placement: str, wa
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    process = start(*words_for(warm_model, folder), "algorithm.prompts_per_step=256", "steps=200", cwd=tmp_path)
+    process = start(
+        *with_words(words_for(warm_model, folder), "algorithm.prompts_per_step=256", "steps=200"), cwd=tmp_path
+    )
     wait_for_step(process, folder, 1)
     press_ctrl_c(process)
     time.sleep(0.05)
@@ -134,7 +136,7 @@ def test_a_second_ctrl_c_stops_at_once(warm_model: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    run_ok(*words_for(warm_model, folder), "steps=6", cwd=tmp_path)
+    run_ok(*with_words(words_for(warm_model, folder), "steps=6"), cwd=tmp_path)
     victim = folder / "checkpoints" / "step-000006"
     weights = next((victim / "trainer" / "weights").glob("*.distcp"))
     content = bytearray(weights.read_bytes())
@@ -149,7 +151,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(warm_model:
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again_with_a_clean_curve(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    process = start(*words_for(warm_model, folder), "checkpoint.every=0", "steps=6", cwd=tmp_path)
+    process = start(*with_words(words_for(warm_model, folder), "checkpoint.every=0", "steps=6"), cwd=tmp_path)
     wait_for_step(process, folder, 2)
     process.kill()
     process.communicate()
@@ -162,7 +164,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_with_a_clean_curv
 @pytest.mark.slow
 def test_resume_changes_steps_and_logger_and_nothing_else(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    run_ok(*words_for(warm_model, folder), "steps=3", cwd=tmp_path)
+    run_ok(*with_words(words_for(warm_model, folder), "steps=3"), cwd=tmp_path)
     refused = rl(f"resume={folder}", "seed=4", cwd=tmp_path)
     assert refused.returncode == 2
     assert "seed cannot change within a run" in refused.stderr
@@ -175,7 +177,7 @@ def test_resume_changes_steps_and_logger_and_nothing_else(warm_model: Path, tmp_
 @pytest.mark.slow
 def test_a_folder_in_use_is_refused(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    process = start(*words_for(warm_model, folder), "steps=500", cwd=tmp_path)
+    process = start(*with_words(words_for(warm_model, folder), "steps=500"), cwd=tmp_path)
     wait_for_step(process, folder, 1)
     other = rl(f"resume={folder}", cwd=tmp_path)
     process.kill()
@@ -187,7 +189,7 @@ def test_a_folder_in_use_is_refused(warm_model: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_kept_checkpoints_are_the_last_ones_and_each_lists_its_files(warm_model: Path, tmp_path: Path):
     folder = tmp_path / "run"
-    run_ok(*words_for(warm_model, folder), "steps=9", "checkpoint.keep_last=2", cwd=tmp_path)
+    run_ok(*with_words(words_for(warm_model, folder), "steps=9", "checkpoint.keep_last=2"), cwd=tmp_path)
     kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert kept == ["step-000006", "step-000009"]
     manifest = json.loads((folder / "checkpoints" / "step-000009" / "manifest.json").read_text())
