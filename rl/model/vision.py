@@ -66,7 +66,7 @@ class ImageReader:
         pieces = [self.placeholder * count + part for count, part in zip(counts.tolist(), parts[1:], strict=True)]
         return parts[0] + "".join(pieces), grids
 
-    def position_ids(self, token_ids: Sequence[int], grids: NDArray[np.int64]) -> IntArray:
+    def position_ids(self, token_ids: Sequence[int] | IntArray, grids: NDArray[np.int64]) -> IntArray:
         return image_positions(token_ids, grids, placeholder_id=self._token_id, merge_size=self._merge_size)
 
     def inputs(self, images: Sequence[bytes]) -> PixelInputs:
@@ -74,7 +74,7 @@ class ImageReader:
 
 
 def image_positions(
-    token_ids: Sequence[int], grids: NDArray[np.int64], *, placeholder_id: int, merge_size: int
+    token_ids: Sequence[int] | IntArray, grids: NDArray[np.int64], *, placeholder_id: int, merge_size: int
 ) -> IntArray:
     """[3, L] multimodal rotary positions: frame, row and column within an image, and text counts on in all three.
 

@@ -328,6 +328,6 @@ def _mm_inputs(requests: list[SampleRequest]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.concatenate([of_row[name] for of_row in inputs])) for name in names}
 
 
-def _select(cache: DynamicCache, rows: torch.Tensor) -> None:
+def _select(cache: Any, rows: torch.Tensor) -> None:
     """Keeps these rows, in this order. Unlike `batch_select_indices`, linear attention has this method, too."""
     cache.reorder_cache(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,7 +247,7 @@ def _position_ids(sequence: _Sequence) -> NDArray[np.int64]:
     )
 
 
-def _join_mm_inputs(inputs: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+def _join_mm_inputs(inputs: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     names = {name for of_sequence in inputs for name in of_sequence}
     return {name: np.concatenate([i[name] for i in inputs if name in i]) for name in sorted(names)}
 

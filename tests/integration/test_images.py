@@ -55,7 +55,7 @@ async def trained(folder: Path, groups: list[RolloutGroup], num_ranks: int) -> t
             collective_timeout_s=60.0,  # a rank that waits for another is an error, and soon
         ),
         model_folder=folder,
-        algorithm=GRPOConfig(prompts_per_step=len(groups), group_size=1),
+        algorithm=GRPOConfig(prompts_per_step=len(groups), group_size=2),
         device="cpu",
         num_ranks=num_ranks,
         seed=0,

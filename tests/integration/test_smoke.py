@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.config.algorithms import DAPOConfig
 from rl.config.compose import compose_run_config
 from rl.config.load import load_run_yaml
 from rl.config.schema import FullyAsyncConfig
@@ -30,8 +31,7 @@ def test_a_published_run_runs_small_on_a_cpu(experiment: str, tmp_path: Path):
         assert f"smoke=cpu: {line}" in text
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["policy_version"] == PUBLISHES
-    differences = [row["mismatch/logprob_diff_max"] for row in rows if row.get("mismatch/logprob_diff_max") is not None]
-    assert differences and max(differences) < 1e-3
+    assert rows[0]["canary/logprob_difference_max"] < 1e-3
     of_run = load_run_yaml(tmp_path / "run" / "run.yaml")
     of_experiment = compose_run_config([f"experiment={experiment}"])
     dropped = 0.0
@@ -47,3 +47,5 @@ def test_a_published_run_runs_small_on_a_cpu(experiment: str, tmp_path: Path):
     if isinstance(of_run.placement, FullyAsyncConfig):
         assert of_run.placement.in_flight is of_experiment.placement.in_flight
         assert of_run.placement.max_staleness == of_experiment.placement.max_staleness
+    if isinstance(of_run.algorithm, DAPOConfig):  # elsewhere every answer is as wrong as the other
+        assert max(row["train/grad_norm"] for row in rows if row.get("train/grad_norm") is not None) > 0
