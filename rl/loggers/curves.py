@@ -1,19 +1,18 @@
 """curves.png from metrics.jsonl. `python -m rl.loggers.curves RUN_FOLDER [TITLE]` draws it at any time.
 
-A run draws in a child process of low priority, so that matplotlib neither takes the interpreter lock from the training
-step nor can end the run.
+A run draws in a child process, of low priority while steps go on, so that matplotlib neither takes the interpreter lock
+from the training step nor can end the run.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
@@ -249,31 +248,41 @@ class CurvesProcess:
 
     def __init__(self, run_folder: Path, *, title: str) -> None:
         self._command = [sys.executable, "-m", "rl.loggers.curves", str(run_folder), title]
-        self._child: subprocess.Popen[Any] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Returns at once. Does nothing while the last drawing is still going on."""
         if self._child is None or self._child.poll() is not None:
-            # A session of its own: Ctrl-C in the terminal is for the run.
-            self._child = subprocess.Popen(
-                self._command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            self._child = self._draw("nice", "-n", "10")
 
-    def finish(self) -> bool:
-        """Draws the last state; False (and a warning) if that failed or took over `LIMIT_S`."""
+    def start_last(self) -> None:
+        """Draws the last state; a drawing that is going on is given up. Returns at once."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
+        self._child = self._draw()
+
+    def finish(self) -> bool:
+        """Waits for the drawing; False (and a warning) if it failed or took over `LIMIT_S`."""
+        assert self._child is not None, "start_last() comes first"
         try:
-            subprocess.run(self._command, timeout=LIMIT_S, check=True, capture_output=True, start_new_session=True)
+            _, errors = self._child.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
             log.warning("curves.png was not drawn within %.0f s", LIMIT_S)
             return False
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.decode(errors="replace").strip().splitlines()
-            log.warning("curves.png was not drawn: %s", lines[-1] if lines else f"exit code {error.returncode}")
+        if self._child.returncode != 0:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            log.warning("curves.png was not drawn: %s", lines[-1] if lines else f"exit code {self._child.returncode}")
             return False
         return True
+
+    def _draw(self, *wrapper: str) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C in the terminal is for the run.
+        return subprocess.Popen(
+            [*wrapper, *self._command], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -285,5 +294,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(10)
     main(sys.argv[1:])

@@ -95,15 +95,17 @@ class RunLog:
         self._digests.write(digests, step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Safe to call twice. Takes at most 12 s for the tracker and `curves.LIMIT_S` for the picture."""
+        """Safe to call twice. The tracker takes 12 s at most; the picture, drawn meanwhile, `curves.LIMIT_S` more."""
         if self._is_closed:
             return
         self._is_closed = True
         self._metrics.close()
         self._digests.close()
         self._report.close()
-        self._tracker.close(failed=failed)
         rows = read_metrics(self._metrics_path)
+        if rows:
+            self._curves.start_last()
+        self._tracker.close(failed=failed)
         drawn = bool(rows) and self._curves.finish()
         self._print_summary(rows, failed=failed, drawn=drawn)
 

@@ -151,6 +151,6 @@ def _leaf(key: str) -> str:
 
 def _short(value: Any) -> str:
     """A class by its own name, and no more than fits in a legend."""
-    text = str(value)
+    text = "null" if value is None else str(value)
     last = text.rpartition(".")[2] if text.startswith("rl.") else text
     return last if len(last) <= _MAX_CHARACTERS_OF_VALUE else f"...{last[-_MAX_CHARACTERS_OF_VALUE:]}"

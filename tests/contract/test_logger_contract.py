@@ -231,6 +231,7 @@ def test_ctrl_c_in_a_terminal_ends_the_live_line_and_prints_the_table(tmp_path):
         "try:\n"
         "    for step in range(900):\n"
         "        log.log({'reward/mean': 0.5}, step=step)\n"
+        "        while tracker.location is None: time.sleep(0.05)\n"
         "        time.sleep(0.1)\n"
         "except KeyboardInterrupt:\n"
         "    log.close(failed=True)\n"
@@ -239,7 +240,7 @@ def test_ctrl_c_in_a_terminal_ends_the_live_line_and_prints_the_table(tmp_path):
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", script, str(tmp_path)])
     output = b""
-    while output.count(b"/900") < 4:
+    while b"step 2/900" not in output:  # after W&B has started
         output += os.read(terminal, 4096)
     os.write(terminal, b"\x03")
     with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an input/output error
