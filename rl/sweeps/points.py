@@ -68,6 +68,8 @@ def split_words(words: Sequence[str]) -> tuple[SweepConfig, str | None, list[str
     if loaded.jobs is not None and loaded.jobs < 1:
         raise ConfigError(f"sweep.jobs={loaded.jobs} is out of range: it must be at least 1, or null.")
     output_dir = next((one.value for one in given if one.key == "output_dir"), None)
+    if output_dir == "":
+        raise ConfigError("output_dir: '' must not be empty. Leave it out for a new folder.")
     return loaded, None if output_dir is None else str(output_dir), rest
 
 

@@ -85,6 +85,7 @@ def test_the_settings_of_a_sweep_are_taken_off_the_words_of_its_runs():
         ("sweep.jobs=two", r"sweep\.jobs"),
         ("sweep.launcher=lsf", r"launcher"),
         ("clean=true", r"clean: a sweep never deletes"),
+        ("output_dir=", r"output_dir: '' must not be empty"),
     ],
 )
 def test_a_wrong_setting_of_a_sweep_is_refused(word, message):
