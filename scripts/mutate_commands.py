@@ -197,7 +197,7 @@ def key_of_another_option(m: Mutator) -> list[str]:
         ("algorithm=cispo", "algorithm.advantage_scale=none"),
         ("placement=colocated", "placement.in_flight=abort"),
         ("backend/rollout=local", "backend.rollout.enforce_eager=true"),
-        ("backend/rollout=vllm", "backend.rollout.attention_backend=triton"),
+        ("backend/rollout=vllm", "backend.rollout.sampling_backend=pytorch"),
         ("backend/trainer=fsdp", "backend.trainer.tensor_parallel=2"),
         ("task=jsonl", "task.digits=2"),
         ("task=gsm8k", "task.generator=chain_sum"),
