@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def found() -> list[Row]:
-    return rows(FITTED, simulate=False)
+    return rows(predict_published.calibrate(), simulate=False)
 
 
 def test_the_constants_of_the_plan_are_what_the_fit_gives():
