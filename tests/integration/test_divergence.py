@@ -27,7 +27,6 @@ WORDS = [
     "evaluation.at_end=false",
     "canary.every=0",
     "checkpoint.every=1",
-    "task.eval_limit=20",
 ]
 CHANGES = {
     "equal": ([], None),
