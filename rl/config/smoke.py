@@ -99,6 +99,7 @@ def _shrunk(config: RunConfig) -> RunConfig:
         logger=defaults.logger,
         evaluation=EvaluationConfig(at_start=False),
         checkpoint=defaults.checkpoint,
+        plan=defaults.plan,
     )
 
 
