@@ -183,19 +183,19 @@ def _chosen(overrides: list[Override]) -> Any:
 
 
 def _null_parent_message(overrides: list[Override]) -> str | None:
-    """Of the first word that sets a key, or a mapping, where the parts chosen have null."""
+    """Of the first word that sets a key, or a mapping, where the parts chosen, or a word, have null."""
     chosen = _chosen(overrides)
+    nulls = {override.key_or_group for override in overrides if not override.is_delete() and override.value() is None}
     for override in overrides:
         node, names = chosen, override.key_or_group.split(".")
         for depth, name in enumerate(names):
             node = node.get(name) if isinstance(node, dict) else None
             key = ".".join(names[: depth + 1])
             is_mapping = depth == len(names) - 1 and isinstance(override.value(), dict)
-            if node is None and (depth < len(names) - 1 or is_mapping):
+            if (node is None or key in nulls) and (depth < len(names) - 1 or is_mapping):
                 return (
                     f"{key} is null for the parts chosen, so nothing in it can be set (on the command line: "
-                    f"{override.input_line}). Choose an option or experiment that has it, or write {key}={{}} before "
-                    f"it and then each key, as in {key}.KEY=VALUE."
+                    f"{override.input_line}). Choose an option or experiment that has it."
                 )
     return None
 

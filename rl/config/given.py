@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from rl.config.register import PARENT, experiment_node
+from rl.config.register import PARENT, experiment_node, register_all
 from rl.config.schema import ConfigError, RunConfig
 
 LARGEST_INT = 2**63 - 1
@@ -53,6 +53,7 @@ def given_words(overrides: Sequence[Override]) -> list[Given]:
 
 def given_experiment(name: str) -> list[Given]:
     """What an experiment's file sets, and those that it builds on; of a key that several set, the nearest file's."""
+    register_all([name])
     node = OmegaConf.to_container(experiment_node(name), resolve=False)
     assert isinstance(node, dict)
     del node["experiment"]  # which is not of the file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import types
 import typing
 from enum import Enum
 from pathlib import Path
@@ -43,10 +44,7 @@ BASE = "experiment=quickstart"
         (["hydra.run.dir=/x"], r"hydra\.run\.dir=/x: Hydra only composes"),
         (["hydra/launcher=basic"], r"hydra/launcher=basic: Hydra only composes"),
         (["model.warm_start=null", "model.warm_start.lr=1"], r"model\.warm_start is null.*model\.warm_start\.lr=1"),
-        (
-            ["model=tiny", "model.warm_start.max_steps=3"],
-            r"model\.warm_start is null.*write model\.warm_start=\{\} before",
-        ),
+        (["model=tiny", "model.warm_start.max_steps=3"], r"model\.warm_start is null.*Choose an option"),
         (["model=tiny", "model.warm_start={max_steps: 3}"], r"model\.warm_start is null"),
         (["published.claims.x.value=0.3"], r"published is null"),
         (["published.hardware=x"], r"published is null"),
@@ -71,7 +69,6 @@ def test_a_value_that_would_be_changed_or_lost_is_refused(words, message):
         (["model=hf", "model.path=x", "model.revision='1e5'"], "model.revision", "1e5"),
         (["hardware.trainer_env.A=1"], "hardware.trainer_env", {"A": "1"}),
         (["hardware.trainer_env.A=''"], "hardware.trainer_env", {"A": ""}),
-        (["model=tiny", "model.warm_start={}", "model.warm_start.max_steps=3"], "model.warm_start.max_steps", 3),
         (["seed=${steps}"], "seed", 250),
     ],
 )
@@ -122,7 +119,7 @@ def test_an_experiment_gives_what_it_builds_on_and_the_nearest_file_counts(own_f
     [
         ("clean: 2\n", r"clean: '2' must be true or false.*in experiment mine"),
         ("model:\n  revision: 007\n", r"model\.revision: '7' is text, and would be read"),
-        ("steps: 1\nsteps: 2\n", r"mine\.yaml is not valid YAML.*duplicate"),
+        ("steps: 1\nsteps: 2\n", r"(?s)mine\.yaml is not valid YAML.*duplicate"),
         ("experiment: other\n", r"mine\.yaml must be a mapping.*not set `experiment`"),
         ("- 1\n", r"mine\.yaml must be a mapping"),
     ],
@@ -223,7 +220,8 @@ def _draw_into(rng: random.Random, node: Any, plain: dict[str, Any], prefix: str
         if dataclasses.is_dataclass(value):
             _draw_into(rng, value, plain[field.name], f"{prefix}{field.name}.")
             continue
-        parts = typing.get_args(hints[field.name]) or (hints[field.name],)
+        hint = hints[field.name]
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
         if type(None) in parts and rng.random() < 0.4:
             plain[field.name] = None
             continue
@@ -256,7 +254,7 @@ def test_a_default_stands_in_one_place():
 def _default(config_class: type, key: str) -> Any:
     node: Any = config_class
     for name in key.split("."):
-        fields = {field.name: field for field in dataclasses.fields(node)}
+        fields = {field.name: field for field in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
         if name not in fields:
             return dataclasses.MISSING
         field = fields[name]
