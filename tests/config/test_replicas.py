@@ -9,6 +9,7 @@ import pytest
 
 from rl.config.compose import compose_run_config
 from rl.config.replicas import Replicas, auto_replicas_per_device, replicas_of
+from tests.command import with_words
 
 GPU = ["experiment=quickstart", "hardware=h200x1"]
 AUTO = "backend.rollout.replicas_per_device=null"
@@ -38,7 +39,7 @@ def test_two_engines_share_a_gpu_below_half_a_billion_parameters(num_params: int
     ],
 )
 def test_engines_of_a_config(words: list[str], expected: Replicas):
-    assert replicas_of(compose_run_config([*GPU, *words])) == expected
+    assert replicas_of(compose_run_config(with_words(GPU, *words))) == expected
 
 
 def test_a_model_of_which_only_the_config_is_here_is_counted_from_it(tmp_path: Path):

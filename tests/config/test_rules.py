@@ -260,12 +260,12 @@ def test_what_stands_next_to_a_rule_is_allowed(words):
 def test_a_batch_larger_than_the_data_is_refused_with_the_arithmetic(tmp_path: Path):
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(100)))
-    words = ("task=jsonl", f"task.path={rows}", "algorithm.prompts_per_step=128", "steps=null")
+    words = ("task=jsonl", f"task.path={rows}", "steps=null")
     message = r"100 training rows, algorithm\.prompts_per_step=128: 1 epoch\(s\) x \(100 // 128\) = 0 steps"
     with pytest.raises(ConfigError, match=message):
-        check_run_config(config_with(*words))
+        check_run_config(config_with(*words, "algorithm.prompts_per_step=128"))
     check_run_config(config_with(*words, "algorithm.prompts_per_step=96"))
-    check_run_config(put(config_with(*words), "steps", 3))
+    check_run_config(put(config_with(*words, "algorithm.prompts_per_step=128"), "steps", 3))
 
 
 @pytest.mark.parametrize("package", ["vllm", "sglang"])

@@ -6,6 +6,7 @@ from rl.config.check import check_run_config
 from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError
 from rl.config.secrets import MaskingFormatter, mask_secrets
+from tests.command import with_words
 
 
 def test_only_variables_whose_name_says_secret_are_masked(monkeypatch):
@@ -61,7 +62,7 @@ def test_a_traceback_that_a_library_logs_is_masked(monkeypatch):
 )
 def test_a_config_that_holds_a_secret_is_refused_without_saying_it(monkeypatch, word, key):
     monkeypatch.setenv("HF_TOKEN", "hunter2hunter2")
-    config = compose_run_config(["experiment=quickstart", "model=hf", "model.path=x", word])
+    config = compose_run_config(with_words(["experiment=quickstart", "model=hf", "model.path=x"], word))
     with pytest.raises(ConfigError, match="holds a secret") as refusal:
         check_run_config(config)
     assert str(refusal.value).startswith(f"{key} holds")
