@@ -21,8 +21,8 @@ FOR_PLANS_AND_PEOPLE = {
     *("hardware.memory_gib", "hardware.name", "hardware.network_gb_s", "model.name", "published", "experiment"),
 }
 """Facts, names and claims: no part of a run reads them."""
-AT_THE_DOOR = {"clean", "output_dir", "mode"}
-"""Read before the parts are built."""
+AT_THE_DOOR = {"clean", "output_dir", "mode", "evaluation.checkpoint", "plan.data"}
+"""Read before the parts are built; the last two are refused in a mode that has no use for them."""
 ONLY_PAST_A_LIMIT = "sentinels."
 """What a sentinel does is read once its limit is passed."""
 
