@@ -76,13 +76,13 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
 
     machines = claim_cluster(config, run_folder)
     print(f"run folder: {run_folder}", flush=True)
-    for line in published_lines(config):
+    status = published_status(config)
+    for line in published_lines(config, status):
         print(line, flush=True)
     if checkpoint is not None:
         print(_resume_line(checkpoint), flush=True)
     plain = to_plain(config)
     policy = prepare_policy(config, run_folder)
-    status = published_status(config)
     provenance = write_provenance(
         run_folder,
         overrides=overrides,

@@ -32,7 +32,8 @@ from rl.__main__ import saved_config
 from rl.config import compose, register
 from rl.config.check import RANGES, check_run_config
 from rl.config.compose import checked_run_config, compose_run_config
-from rl.config.given import leaves, type_at
+from rl.config.flat import flat
+from rl.config.given import type_at
 from rl.config.load import to_plain
 from rl.config.register import GROUPS, option_names
 from rl.config.schema import ConfigError, RunConfig
@@ -70,7 +71,7 @@ class Mutator:
         self.rng = rng
         self.config = compose_run_config([BASE])
         self.plain = to_plain(self.config)
-        self.keys = sorted(key for key, _ in leaves(self.plain) if "_target_" not in key and key != "experiment")
+        self.keys = sorted(key for key in flat(self.plain) if "_target_" not in key and key != "experiment")
         self.known = set(self.keys) | {key.rpartition(".")[0] for key in self.keys}
 
     def of_type(self, *wanted: Any) -> list[str]:
@@ -162,7 +163,7 @@ def added_key(m: Mutator) -> list[str]:
 
 def added_or_deleted_real_key(m: Mutator) -> list[str]:
     key = m.rng.choice([key for key in m.keys if not key.startswith(compose.OPEN_NODES)])
-    value = dict(leaves(m.plain))[key]
+    value = flat(m.plain)[key]
     return [m.rng.choice([f"~{key}", _word(f"+{key}", value), _word(f"++{key}", value)])]
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from rl.config.compose import compose_run_config
+from rl.config.flat import flat
 from rl.config.load import load_run_yaml, to_plain
-from rl.config.lock import deciding_settings, flat, lock_file, published_status
+from rl.config.lock import deciding_settings, lock_file, published_status
 from rl.config.register import experiment_files
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.smoke import split_smoke

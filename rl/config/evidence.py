@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rl.config.compose import compose_plain
+from rl.config.flat import flat
 from rl.config.load import to_plain
-from rl.config.lock import flat
 from rl.config.published import PublishedConfig
 from rl.config.register import schema_of_target
 from rl.config.schema import RunConfig

@@ -8,13 +8,14 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from rl.config.flat import leaves
 from rl.config.register import PARENT, experiment_node, register_all
 from rl.config.schema import ConfigError, RunConfig
 
@@ -63,15 +64,6 @@ def given_experiment(name: str) -> list[Given]:
             found |= {given.key: given for given in given_experiment(entry.removeprefix(PARENT))}
     where = f"in experiment {name}"
     return list((found | {key: Given(key, value, where) for key, value in leaves(node)}).values())
-
-
-def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings; an empty mapping is a value."""
-    if not isinstance(node, dict) or not node:
-        yield prefix, node
-        return
-    for name, value in node.items():
-        yield from leaves(value, f"{prefix}.{name}" if prefix else str(name))
 
 
 def check_types(config: RunConfig, given: Iterable[Given]) -> None:

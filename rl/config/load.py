@@ -11,7 +11,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl.config.given import Given, check_types, leaves, short
+from rl.config.flat import leaves
+from rl.config.given import Given, check_types, short
 from rl.config.register import known_keys, schema_of_target
 from rl.config.schema import ConfigError, RunConfig
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rl.config.flat import flat
 from rl.config.load import to_plain
 from rl.config.published import origin_on
 from rl.config.register import package_folder
@@ -51,16 +52,6 @@ def config_digest(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value. Lists and empty mappings are values."""
-    if not isinstance(node, Mapping) or (not node and prefix):
-        return {prefix.removesuffix("."): node}
-    found: dict[str, Any] = {}
-    for name, value in node.items():
-        found |= flat(value, f"{prefix}{name}.")
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class PublishedStatus:
     """How a run stands to the experiment that it is named after."""
@@ -95,13 +86,12 @@ def published_status(config: RunConfig) -> PublishedStatus | None:
     )
 
 
-def published_lines(config: RunConfig) -> list[str]:
+def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[str]:
     """For people, at the start of a run: which settings are not the locked ones, and what follows from the hardware.
 
-    Empty where nothing is published of the experiment.
+    `status` is the config's own; without one there are no lines.
     """
-    status, published = published_status(config), config.published
-    if status is None or published is None:
+    if status is None:
         return []
     of_hardware = [key for key in status.changed if key.startswith("hardware.")]
     others = [key for key in status.changed if key not in of_hardware]

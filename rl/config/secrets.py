@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from rl.config.flat import flat
 from rl.config.load import to_plain
-from rl.config.lock import flat
 from rl.config.schema import ConfigError, RunConfig
 
 MASK = "***"

@@ -10,8 +10,8 @@ from typing import Any
 
 from rl.config.algorithms import DAPOConfig
 from rl.config.compose import compose_run_config, parse_overrides
+from rl.config.flat import flat
 from rl.config.load import load_run_config, to_plain
-from rl.config.lock import flat
 from rl.config.schema import (
     Architecture,
     ConfigError,

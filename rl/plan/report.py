@@ -8,7 +8,7 @@ from typing import Any
 from rl import exit_codes
 from rl.config.build import target_class
 from rl.config.check import missing_packages, not_there_yet
-from rl.config.lock import published_lines
+from rl.config.lock import published_lines, published_status
 from rl.config.published import ClaimConfig
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
@@ -185,7 +185,7 @@ def _claims(config: RunConfig) -> list[str]:
     lines = [
         f"{source.title}, {source.date or 'no date'}; {source.url or 'address not found'}; on {published.hardware}"
     ]
-    lines += published_lines(config)
+    lines += published_lines(config, published_status(config))
     lines += [_claim(name, claim) for name, claim in published.claims.items()]
     return [*lines, "after +- stands our tolerance: no source gives one"] if published.claims else lines
 

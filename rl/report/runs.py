@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rl.config.lock import flat
+from rl.config.flat import flat
 from rl.config.schema import ConfigError
 from rl.loggers.facts import RunFacts, read_provenance, run_facts
 from rl.loggers.jsonl import Row, read_metrics

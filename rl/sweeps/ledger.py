@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rl import exit_codes
-from rl.config.given import leaves
+from rl.config.flat import flat
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, RunConfig
 from rl.rollout.processes import describe_exit
@@ -210,7 +210,7 @@ def _open_point(entry: Entry, config: RunConfig) -> None:
         entry.folder.mkdir(exist_ok=True)
         save_run_yaml(config, path)
         return
-    before, now = dict(leaves(to_plain(load_run_yaml(path)))), dict(leaves(to_plain(config)))
+    before, now = flat(to_plain(load_run_yaml(path))), flat(to_plain(config))
     changed = [
         f"{key} was {before.get(key)}, is {now.get(key)}"
         for key in sorted(before.keys() | now.keys())

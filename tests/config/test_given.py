@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from rl.config.compose import checked_run_config, compose_plain, compose_run_config
-from rl.config.given import given_experiment, leaves, type_at
+from rl.config.flat import flat, leaves
+from rl.config.given import given_experiment, type_at
 from rl.config.load import load_run_config, load_run_yaml, save_run_yaml, to_plain
 from rl.config.register import GROUPS, experiment_files, option_names, package_folder, schema_of_target
 from rl.config.schema import ConfigError, RunConfig
@@ -156,10 +157,10 @@ def test_a_run_yaml_that_cannot_be_read_is_named(tmp_path: Path, text: bytes):
 
 
 def test_a_key_that_begins_like_another_sets_only_itself():
-    before = dict(leaves(compose_plain([BASE])))
+    before = flat(compose_plain([BASE]))
     for key in ("backend.trainer.optimizer.lr", "task.warm_start", "steps"):
         assert sum(other.startswith(key) for other in before) >= 1
-        after = dict(leaves(compose_plain([BASE, f"{key}=1"])))
+        after = flat(compose_plain([BASE, f"{key}=1"]))
         assert {name for name in before if before[name] != after[name]} == {key}
 
 
@@ -176,7 +177,7 @@ def test_every_value_of_an_option_has_the_type_of_its_key_and_booleans_go_both_w
                 for parent in parents:
                     node = node[parent]
                 node[name] = wanted
-                assert dict(leaves(to_plain(load_run_config(changed))))[key] is wanted
+                assert flat(to_plain(load_run_config(changed)))[key] is wanted
         assert not isinstance(value, Enum)
 
 
@@ -282,5 +283,5 @@ def test_the_order_of_words_changes_nothing_and_one_seed_decides_a_run():
     words = [BASE, "seed=7", "algorithm=dapo", "task.eval_limit=3", "algorithm.clip_high=0.3"]
     plain = compose_plain(words)
     assert compose_plain(words[::-1]) == plain
-    other = dict(leaves(compose_plain([*words[:1], "seed=8", *words[2:]])))
+    other = flat(compose_plain([*words[:1], "seed=8", *words[2:]]))
     assert {key for key, value in leaves(plain) if other[key] != value} == {"seed"}

@@ -12,8 +12,9 @@ import yaml
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
 from rl.config.compose import compose_run_config
+from rl.config.flat import flat
 from rl.config.load import to_plain
-from rl.config.lock import PublishedStatus, deciding_settings, flat, lock_file, published_lines, published_status
+from rl.config.lock import PublishedStatus, deciding_settings, lock_file, published_lines, published_status
 from rl.config.register import experiment_files, package_folder
 from rl.config.schema import Mode, RunConfig, WandbLoggerConfig
 from rl.loggers.facts import run_facts
@@ -29,6 +30,10 @@ def _composed(*words: str) -> RunConfig:
 
 def config_of(*words: str) -> RunConfig:
     return deepcopy(_composed(*words))
+
+
+def lines_of(config: RunConfig) -> list[str]:
+    return published_lines(config, published_status(config))
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_the_experiment_as_it_is_is_published_whatever_logs_it_and_wherever_it_r
     config.ray.address, config.hardware.network_gb_s = "10.0.0.1:6379", 50.0
     status = published_status(config)
     assert status == PublishedStatus({}) and status.tag == "published"
-    assert published_lines(config) == [f"published: the settings of {NAME} as locked"]
+    assert lines_of(config) == [f"published: the settings of {NAME} as locked"]
 
 
 def test_settings_that_differ_are_named_with_both_values():
@@ -78,7 +83,7 @@ def test_settings_that_differ_are_named_with_both_values():
     assert status is not None and status.tag == "modified"
     assert status.changed == {"seed": (0, 1), "backend.trainer.optimizer.lr": (1e-6, 2e-6)}
     assert status.facts() == {"tag": "modified", "changed": {key: list(pair) for key, pair in status.changed.items()}}
-    assert published_lines(config) == [
+    assert lines_of(config) == [
         f"modified: 2 settings are not those locked for {NAME}",
         "  seed: 0 -> 1",
         "  backend.trainer.optimizer.lr: 1e-06 -> 2e-06",
@@ -115,7 +120,7 @@ def test_where_nothing_is_published_there_is_no_status():
     config = config_of(f"experiment={NAME}")
     config.published = None
     for other in (config, config_of("experiment=quickstart")):
-        assert published_status(other) is None and published_lines(other) == []
+        assert published_status(other) is None and lines_of(other) == []
 
 
 def test_without_a_lock_there_is_no_status(tmp_path, monkeypatch):
@@ -125,7 +130,7 @@ def test_without_a_lock_there_is_no_status(tmp_path, monkeypatch):
 
 def test_on_other_hardware_the_claims_that_are_lost_are_named():
     config = config_of("experiment=qwen3_5_35b_a3b_grpo_fully_async", "hardware=h200x8")
-    lines = "\n".join(published_lines(config))
+    lines = "\n".join(lines_of(config))
     assert lines.startswith("modified: ") and "hardware=h200x8" in lines
     assert (
         "not comparable on h200x8, because they are about speed: throughput_all_gpus, throughput_training_gpus, "
@@ -135,7 +140,7 @@ def test_on_other_hardware_the_claims_that_are_lost_are_named():
 
 def test_on_the_hardware_that_a_source_argues_about_every_claim_is_derived():
     config = config_of(f"experiment={NAME}", "hardware=mi355xx8")
-    first, second = published_lines(config)
+    first, second = lines_of(config)
     assert first == f"published: the settings of {NAME} as locked"  # the same architecture and environment
     assert second.strip().startswith("every claim is derived on mi355xx8: the blog argues")
 
