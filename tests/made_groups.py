@@ -47,6 +47,34 @@ def made_group(
     return RolloutGroup(group_id=group_id, prompt=prompt, rollouts=rollouts, start_version=policy_version)
 
 
+def answered(
+    prompt: Prompt,
+    *,
+    group_id: int,
+    num_tokens: int,
+    drawn_from: tuple[int, int],
+    logprob: float,
+    temperature: float = 1.0,
+    advantage: float = 1.0,
+) -> RolloutGroup:
+    """A group of one answer to `prompt`, of token ids in the half-open range `drawn_from`, each of one log-prob."""
+    rng = np.random.default_rng([7, group_id])
+    token_ids = np.concatenate([prompt.token_ids, rng.integers(*drawn_from, num_tokens)]).astype(np.int32)
+    is_response = np.arange(len(token_ids)) >= len(prompt.token_ids)
+    rollout = Rollout(
+        group_id=group_id,
+        index=0,
+        token_ids=token_ids,
+        loss_mask=is_response,
+        rollout_logprobs=np.where(is_response, np.float32(logprob), np.float32(0.0)),
+        temperature=temperature,
+        policy_versions=np.where(is_response, 0, -1).astype(np.int32),
+        finish_reason=FinishReason.STOP,
+        advantage=advantage,
+    )
+    return RolloutGroup(group_id, prompt, [rollout], 0)
+
+
 def made_batch(num_groups: int, group_size: int, *, seed: int = 0, **options: Any) -> list[RolloutGroup]:
     """Groups of mixed rewards with advantages of plus and minus one."""
     rewards = [float(index % 2) for index in range(group_size)]

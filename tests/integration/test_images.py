@@ -14,7 +14,8 @@ from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
 from rl.placement.ray_runtime import ensure_ray, shutdown_ray
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
-from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from rl.types import RolloutGroup
+from tests.made_groups import answered
 from tests.made_images import image_prompt, miniature, png, renderer_of, text_prompt
 
 pytestmark = pytest.mark.slow
@@ -25,24 +26,6 @@ def ray() -> Iterator[None]:
     ensure_ray()
     yield
     shutdown_ray()
-
-
-def answered(prompt: Prompt, *, group_id: int, num_tokens: int) -> RolloutGroup:
-    rng = np.random.default_rng([7, group_id])
-    token_ids = np.concatenate([prompt.token_ids, rng.integers(20, 200, num_tokens)]).astype(np.int32)
-    is_response = np.arange(len(token_ids)) >= len(prompt.token_ids)
-    rollout = Rollout(
-        group_id=group_id,
-        index=0,
-        token_ids=token_ids,
-        loss_mask=is_response,
-        rollout_logprobs=np.where(is_response, np.float32(-5.0), np.float32(0.0)),
-        temperature=1.0,
-        policy_versions=np.where(is_response, 0, -1).astype(np.int32),
-        finish_reason=FinishReason.STOP,
-        advantage=1.0 if group_id % 2 else -1.0,
-    )
-    return RolloutGroup(group_id, prompt, [rollout], 0)
 
 
 async def trained(folder: Path, groups: list[RolloutGroup], num_ranks: int) -> tuple[dict[str, torch.Tensor], list]:
@@ -85,7 +68,17 @@ async def test_two_ranks_with_one_image_and_three_texts_train_as_one_rank_does(t
     renderer = renderer_of(folder)
     prompts = [text_prompt(renderer, f"What is {i} + 5?", name=f"text:{i}") for i in range(3)]
     prompts.insert(1, image_prompt(renderer, [png(64, 64, seed=0)]))
-    groups = [answered(prompt, group_id=i, num_tokens=4 + i) for i, prompt in enumerate(prompts)]
+    groups = [
+        answered(
+            prompt,
+            group_id=i,
+            num_tokens=4 + i,
+            drawn_from=(20, 200),
+            logprob=-5.0,
+            advantage=1.0 if i % 2 else -1.0,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
     (one, one_scores), (two, two_scores) = [await trained(folder, groups, num_ranks) for num_ranks in (1, 2)]
     for a, b in zip(one_scores, two_scores, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from rl.config.schema import Packing
 from rl.model.vision import image_positions
 from rl.trainer.packing import pack, pack_to_score
 from rl.trainer.policy import Policy, load_model
-from rl.types import FinishReason, MicroBatch, Prompt, Rollout, RolloutGroup
+from rl.types import MicroBatch, Prompt, RolloutGroup
+from tests.made_groups import answered as answered_group
 from tests.made_groups import made_group
 
 VOCAB, IMAGE, VIDEO, START, END = 60, 50, 51, 52, 53
@@ -109,22 +111,7 @@ def image_prompt(model: Any, height: int, width: int, *, seed: int) -> Prompt:
     )
 
 
-def answered(prompt: Prompt, *, group_id: int, num_response_tokens: int) -> RolloutGroup:
-    rng = np.random.default_rng([7, group_id])
-    token_ids = np.concatenate([prompt.token_ids, rng.integers(2, 40, num_response_tokens)]).astype(np.int32)
-    is_response = np.arange(len(token_ids)) >= len(prompt.token_ids)
-    rollout = Rollout(
-        group_id=group_id,
-        index=0,
-        token_ids=token_ids,
-        loss_mask=is_response,
-        rollout_logprobs=np.where(is_response, np.float32(-3.0), np.float32(0.0)),
-        temperature=0.7,
-        policy_versions=np.where(is_response, 0, -1).astype(np.int32),
-        finish_reason=FinishReason.STOP,
-        advantage=1.0,
-    )
-    return RolloutGroup(group_id, prompt, [rollout], 0)
+answered = partial(answered_group, drawn_from=(2, 40), logprob=-3.0, temperature=0.7)
 
 
 def micro_batches(
@@ -157,8 +144,8 @@ def plain_logprobs(model: Any, group: RolloutGroup) -> np.ndarray:
 def test_a_text_and_two_images_in_one_pack_equal_the_plain_model_one_by_one(folder):
     model = plain_model(folder)
     text = made_group([1.0], group_id=1, response_tokens=[5], vocab_size=40, temperature=0.7, advantages=[1.0])
-    tall = answered(image_prompt(model, 84, 56, seed=2), group_id=2, num_response_tokens=4)
-    wide = answered(image_prompt(model, 28, 112, seed=3), group_id=3, num_response_tokens=6)
+    tall = answered(image_prompt(model, 84, 56, seed=2), group_id=2, num_tokens=4)
+    wide = answered(image_prompt(model, 28, 112, seed=3), group_id=3, num_tokens=6)
     groups = [text, tall, wide]
     ((micro,),) = micro_batches(groups)
     assert micro.position_ids.shape == (3, len(micro.token_ids))
@@ -175,7 +162,7 @@ def test_a_text_and_two_images_in_one_pack_equal_the_plain_model_one_by_one(fold
 def test_the_pixels_and_their_places_reach_the_policy(folder):
     """Guards the comparison above against a model that ignores either."""
     prompt = image_prompt(plain_model(folder), 84, 56, seed=2)
-    group = answered(prompt, group_id=2, num_response_tokens=4)
+    group = answered(prompt, group_id=2, num_tokens=4)
     ((micro,),) = micro_batches([group])
     policy = Policy(load_model(folder, dtype=torch.float32), logprob_chunk_tokens=100)
     logprobs = policy(micro, micro.loss_mask)[0]
@@ -186,7 +173,7 @@ def test_the_pixels_and_their_places_reach_the_policy(folder):
 
 
 def test_an_update_reaches_language_and_vision_weights(folder):
-    group = answered(image_prompt(plain_model(folder), 56, 56, seed=4), group_id=4, num_response_tokens=3)
+    group = answered(image_prompt(plain_model(folder), 56, 56, seed=4), group_id=4, num_tokens=3)
     ((micro,),) = micro_batches([group])
     policy = Policy(load_model(folder, dtype=torch.float32), logprob_chunk_tokens=100)
     policy(micro, micro.loss_mask)[0].sum().backward()
@@ -198,7 +185,7 @@ def test_an_update_reaches_language_and_vision_weights(folder):
 def test_positions_of_an_image_prompt_by_hand(folder):
     """28 x 84 pixels are 2 x 6 patches, merged to a grid of 1 x 3: columns count up, the row stays, text goes on."""
     prompt = image_prompt(plain_model(folder), 28, 84, seed=5)
-    group = answered(prompt, group_id=5, num_response_tokens=2)
+    group = answered(prompt, group_id=5, num_tokens=2)
     text = made_group([1.0], group_id=1, prompt_tokens=1, response_tokens=[2], vocab_size=40, advantages=[1.0])
     ((micro,),) = micro_batches([group, text])
     image_first = [[0, 1, 2, 3, 4, 4, 4, 7, 8, 9, 10, 11, 0, 1, 2]]
@@ -219,7 +206,7 @@ def test_rendering_gives_the_positions_that_each_family_computes(folder):
 
 def test_a_filler_repeats_the_images_of_its_micro_batch(folder):
     """Every rank then runs the vision tower, whose collectives would otherwise wait for the others."""
-    group = answered(image_prompt(plain_model(folder), 56, 56, seed=6), group_id=6, num_response_tokens=3)
+    group = answered(image_prompt(plain_model(folder), 56, 56, seed=6), group_id=6, num_tokens=3)
     ranks = micro_batches([group], num_ranks=2)
     assert [bool(rank[0].loss_mask.any()) for rank in ranks] == [True, False]
     np.testing.assert_array_equal(ranks[1][0].mm_inputs["pixel_values"], group.prompt.mm_inputs["pixel_values"])
@@ -231,7 +218,7 @@ def test_at_every_place_either_all_ranks_run_the_vision_tower_or_none(folder, pa
     """A rank with text alone would leave the others waiting in the tower's collectives."""
     model = plain_model(folder)
     prompts = [image_prompt(model, 56, 28 * (i + 1), seed=i) for i in range(3)]
-    images = [answered(prompt, group_id=i, num_response_tokens=3) for i, prompt in enumerate(prompts)]
+    images = [answered(prompt, group_id=i, num_tokens=3) for i, prompt in enumerate(prompts)]
     texts = [made_group([1.0], group_id=9 + i, response_tokens=[i + 1], vocab_size=40) for i in range(4)]
     groups = [texts[0], images[0], texts[1], images[1], images[2], *texts[2:]]
     for num_ranks in (2, 3, 4):
@@ -253,7 +240,7 @@ def test_scores_of_images_and_texts_come_back_in_order(folder):
     model = plain_model(folder)
     groups = [
         made_group([1.0], group_id=1, response_tokens=[5], vocab_size=40, temperature=0.7),
-        answered(image_prompt(model, 84, 56, seed=2), group_id=2, num_response_tokens=4),
+        answered(image_prompt(model, 84, 56, seed=2), group_id=2, num_tokens=4),
         made_group([1.0], group_id=3, response_tokens=[2], vocab_size=40, temperature=0.7),
     ]
     batch = pack_to_score(
