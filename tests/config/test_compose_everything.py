@@ -12,6 +12,7 @@ from rl.config.compose import compose_run_config
 from rl.config.load import load_run_config, load_run_yaml, save_run_yaml, to_plain
 from rl.config.register import GROUPS, SCHEMA_NAMES, experiment_files, option_names, package_folder, schema_of_target
 from rl.config.schema import TinyModelConfig, WarmStartConfig
+from tests.composed import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"model=hf": ["model.path=some/model"], "task=jsonl": ["task.path=train.jsonl"]}
@@ -33,14 +34,14 @@ def test_there_is_something_to_compose():
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_survives_a_run_yaml(option, tmp_path):
-    config = compose_run_config(words_of(option))
+    config = config_of(*words_of(option))
     save_run_yaml(config, tmp_path / "run.yaml")
     assert load_run_yaml(tmp_path / "run.yaml") == config
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes_and_survives_a_run_yaml(name, tmp_path):
-    config = compose_run_config([f"experiment={name}"])
+    config = config_of(f"experiment={name}")
     assert config.experiment == name
     save_run_yaml(config, tmp_path / "run.yaml")
     assert load_run_yaml(tmp_path / "run.yaml") == config

@@ -20,6 +20,7 @@ from rl.config.given import given_experiment, type_at
 from rl.config.load import load_run_config, load_run_yaml, save_run_yaml, to_plain
 from rl.config.register import GROUPS, experiment_files, option_names, package_folder, schema_of_target
 from rl.config.schema import ConfigError, RunConfig
+from tests.composed import config_of
 from tests.config.test_compose_everything import EXPERIMENTS, OPTIONS, words_of
 
 BASE = "experiment=quickstart"
@@ -166,19 +167,20 @@ def test_a_key_that_begins_like_another_sets_only_itself():
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_value_of_an_option_has_the_type_of_its_key_and_booleans_go_both_ways(option):
-    config = compose_run_config(words_of(option))
+    config = config_of(*words_of(option))
     plain = to_plain(config)
-    for key, value in leaves(plain):
-        if type_at(config, key) is bool:
+    assert not any(isinstance(value, Enum) for _, value in leaves(plain))
+    switches = [key for key in flat(plain) if type_at(config, key) is bool]
+    for wanted in (True, False):
+        changed = to_plain(config)
+        for key in switches:
             *parents, name = key.split(".")
-            for wanted in (True, False):
-                changed = to_plain(config)
-                node = changed
-                for parent in parents:
-                    node = node[parent]
-                node[name] = wanted
-                assert flat(to_plain(load_run_config(changed)))[key] is wanted
-        assert not isinstance(value, Enum)
+            node = changed
+            for parent in parents:
+                node = node[parent]
+            node[name] = wanted
+        loaded = flat(to_plain(load_run_config(changed)))
+        assert [key for key in switches if loaded[key] is not wanted] == []
 
 
 def _drawn(rng: random.Random, annotation: Any) -> Any:
@@ -203,7 +205,7 @@ def _drawn(rng: random.Random, annotation: Any) -> Any:
 )
 def test_saving_and_loading_changes_no_value_whatever_it_is(words, tmp_path: Path):
     """Every leaf gets a drawn value of its type, or null where that is a value."""
-    config = compose_run_config(words)
+    config = config_of(*words)
     rng = random.Random(str(words))
     plain = to_plain(config)
     _draw_into(rng, config, plain, "")
@@ -238,7 +240,7 @@ def test_a_default_stands_in_one_place():
         for option in option_names(group):
             node = yaml.safe_load((package_folder("conf") / group / f"{option}.yaml").read_text(encoding="utf-8"))
             node.pop("defaults")
-            target = to_plain(compose_run_config(words_of(f"{group}={option}")))
+            target = to_plain(config_of(*words_of(f"{group}={option}")))
             for part in group.split("/"):
                 target = target[part]
             config_class = schema_of_target(target["_target_"]) if "_target_" in target else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import yaml
 
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
-from rl.config.compose import compose_run_config
 from rl.config.flat import flat
 from rl.config.load import to_plain
 from rl.config.lock import PublishedStatus, deciding_settings, lock_file, published_lines, published_status
@@ -19,17 +16,9 @@ from rl.config.register import experiment_files, package_folder
 from rl.config.schema import Mode, RunConfig, WandbLoggerConfig
 from rl.loggers.facts import run_facts
 from scripts import lock_experiments
+from tests.composed import config_of
 
 NAME = "qwen3_8b_grpo"
-
-
-@cache
-def _composed(*words: str) -> RunConfig:
-    return compose_run_config(list(words))
-
-
-def config_of(*words: str) -> RunConfig:
-    return deepcopy(_composed(*words))
 
 
 def lines_of(config: RunConfig) -> list[str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import pytest
 
 from rl.config.check import check_devices, missing_packages
-from rl.config.compose import compose_run_config
 from rl.config.platform_rules import check_platform
 from rl.config.register import option_names
 from rl.config.schema import ConfigError, RunConfig
+from tests.composed import config_of
 
 SGLANG = "experiment=qwen3_8b_grpo"
 VLLM = "experiment=qwen2_5_math_7b_dapo_colocated"  # on gfx942
@@ -22,13 +20,8 @@ VLLM_GFX950 = "experiment=qwen3_5_35b_a3b_grpo_fully_async"
 ROCM = ("mi300xx8", "mi325xx8", "mi350xx8", "mi355xx8")
 
 
-@cache
-def _composed(*words: str) -> RunConfig:
-    return compose_run_config(list(words))
-
-
-def config_of(*words: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
-    config = deepcopy(_composed(*words))
+def with_settings(*words: str, settings: Mapping[str, Any] | None = None) -> RunConfig:
+    config = config_of(*words)
     for key, value in (settings or {}).items():
         node: Any = config
         *path, last = key.split(".")
@@ -108,34 +101,34 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, str]]] = [
 @pytest.mark.parametrize(("experiment", "settings", "environ", "message"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_is_known_to_fail_is_refused(experiment, settings, environ, message):
     with pytest.raises(ConfigError, match=message):
-        check_platform(config_of(experiment, settings=settings), environ=environ)
+        check_platform(with_settings(experiment, settings=settings), environ=environ)
 
 
 @pytest.mark.parametrize(("experiment", "settings", "environ"), ACCEPTED, ids=lambda value: str(value)[:40])
 def test_what_is_next_to_it_is_accepted(experiment, settings, environ):
-    check_platform(config_of(experiment, settings=settings), environ=environ)
+    check_platform(with_settings(experiment, settings=settings), environ=environ)
 
 
 def test_a_trainer_s_expandable_segments_count_where_an_engine_shares_its_process():
     settings: dict[str, Any] = {"placement.trainer_ranks": 1, f"{ENGINE}.replicas": 1, f"{ENGINE}.tensor_parallel": 1}
-    config = config_of(VLLM, settings=settings)
+    config = with_settings(VLLM, settings=settings)
     with pytest.raises(ConfigError, match=r"hardware\.trainer_env\.PYTORCH_ALLOC_CONF=expandable_segments:False"):
         check_platform(config, environ={})
     off = {f"hardware.{env}_env.PYTORCH_ALLOC_CONF": "expandable_segments:False" for env in ("trainer", "rollout")}
-    check_platform(config_of(VLLM, settings=settings | off), environ={})
+    check_platform(with_settings(VLLM, settings=settings | off), environ={})
 
 
 def test_sixteen_and_sixteen_gpus_fit_four_machines_of_eight_and_not_three():
     experiment = "experiment=qwen2_5_math_7b_dapo_fully_async"
-    check_devices(config_of(experiment))
+    check_devices(with_settings(experiment))
     with pytest.raises(ConfigError, match=r"hardware=mi300xx8 has 24 GPU\(s\) and this run needs 32: .*each on their"):
-        check_devices(config_of(experiment, settings={"hardware.nodes": 3}))
+        check_devices(with_settings(experiment, settings={"hardware.nodes": 3}))
 
 
 def test_the_rules_of_rocm_leave_other_hardware_alone():
     settings = {f"{ENGINE}.max_graph_batch": None, f"{ENGINE}.attention_backend": None}
-    check_platform(config_of(SGLANG, "hardware=h200x8", settings=settings), environ={})
-    on_cpu = config_of("experiment=quickstart", "backend/rollout=vllm")
+    check_platform(with_settings(SGLANG, "hardware=h200x8", settings=settings), environ={})
+    on_cpu = with_settings("experiment=quickstart", "backend/rollout=vllm")
     check_platform(on_cpu, environ={"PYTORCH_ALLOC_CONF": EXPANDABLE, "ROCR_VISIBLE_DEVICES": "0"})
 
 
@@ -144,9 +137,9 @@ def test_profiles_of_rocm_pass_their_own_rules_with_every_engine(name):
     graphs = "backend.rollout.max_graph_batch=64"
     for placement in ("colocated", "fully_async"):
         words = [f"hardware={name}", "backend/rollout=vllm", f"placement={placement}", graphs]
-        check_platform(config_of(*words), environ={})
+        check_platform(with_settings(*words), environ={})
     triton = "backend.rollout.attention_backend=triton"
-    check_platform(config_of(f"hardware={name}", "backend/rollout=sglang", graphs, triton), environ={})
+    check_platform(with_settings(f"hardware={name}", "backend/rollout=sglang", graphs, triton), environ={})
 
 
 def test_rays_missing_package_is_named_where_a_cluster_of_rocm_machines_is_joined(monkeypatch):
@@ -154,12 +147,12 @@ def test_rays_missing_package_is_named_where_a_cluster_of_rocm_machines_is_joine
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     has_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "amdsmi" else has_spec(name))
-    config = config_of(SGLANG)
+    config = with_settings(SGLANG)
     assert "amdsmi" not in missing_packages(config)
-    assert "amd_smi" in missing_packages(config_of(SGLANG, settings={"ray.address": "10.0.0.1:6379"}))["amdsmi"]
+    assert "amd_smi" in missing_packages(with_settings(SGLANG, settings={"ray.address": "10.0.0.1:6379"}))["amdsmi"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert "amdsmi" in missing_packages(config)
-    assert "amdsmi" not in missing_packages(config_of(SGLANG, "hardware=h200x8"))
+    assert "amdsmi" not in missing_packages(with_settings(SGLANG, "hardware=h200x8"))
 
 
 # GPUs, memory of each, dense bf16 rate, memory bandwidth, links: facts of conf/hardware, with their sources there.
@@ -180,7 +173,7 @@ def test_the_peak_rate_of_every_card_is_known_and_of_an_unknown_one_null():
     """A rate taken as infinite would make every utilization 0."""
     assert set(KNOWN) == set(option_names("hardware"))
     for name, expected in KNOWN.items():
-        hardware = config_of(f"hardware={name}").hardware
+        hardware = with_settings(f"hardware={name}").hardware
         assert hardware.name == name and hardware.nodes == 1
         assert expected == (
             hardware.architecture,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from copy import deepcopy
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ import pytest
 
 from rl.config import check
 from rl.config.check import RANGES, check_machine, check_ranges, check_run_config
-from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.sentinels import SentinelsConfig
+from tests.composed import config_of
 
 # Key -> values just outside its range, and values just inside.
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
@@ -102,13 +100,8 @@ GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
 EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
 
 
-@cache
-def _composed(words: tuple[str, ...]) -> RunConfig:
-    return compose_run_config(["experiment=quickstart", *words])
-
-
 def config_with(*words: str) -> RunConfig:
-    return deepcopy(_composed(words))
+    return config_of("experiment=quickstart", *words)
 
 
 def put(config: RunConfig, key: str, value: Any) -> RunConfig:
