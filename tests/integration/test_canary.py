@@ -9,7 +9,10 @@ import pytest
 from rl.loggers.jsonl import read_metrics
 from tests.command import rl, run_ok
 
-WORDS = ("experiment=quickstart", "model.warm_start=null", "evaluation.at_start=false", "evaluation.at_end=false")
+WORDS = (
+    *("experiment=quickstart", "model.warm_start=null", "evaluation.at_start=false", "evaluation.at_end=false"),
+    *("algorithm.prompts_per_step=8", "algorithm.prompts_per_mini_batch=8"),
+)
 
 
 @pytest.mark.timeout(240)

@@ -36,7 +36,7 @@ def test_accuracy_rises_within_40_steps(in_flight: InFlight, warm_model: Path, t
     rows = read_metrics(folder / "metrics.jsonl")
     before, after = rows[0]["eval/arithmetic/greedy"], rows[-1]["eval/arithmetic/greedy"]
     assert before <= 0.35
-    assert after >= before + 0.10  # of 1,000 problems: more than five standard errors
+    assert after >= before + 0.06  # of 1,000 problems: three standard errors of a difference
 
     trained = rows[1:]
     assert max(row["staleness/max"] for row in trained) == 1
