@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl.config.load import load_run_yaml
 from rl.config.schema import ConfigError, RunConfig
-from rl.loggers.jsonl import Row, read_metrics
+from rl.loggers.jsonl import Row, points, read_metrics
 from rl.loggers.names import Reduction, find
 
 
@@ -88,18 +88,13 @@ class Curves:
             raise NotComparable(f"{metric} was not logged by {self.name}")
         if rows_per_step > 1:
             rows = join_rows(rows, metric, rows_per_step)
-        points = [
-            (row[axis.column], row[metric])
-            for row in rows
-            if row.get(metric) is not None and row.get(axis.column) is not None
-        ]
-        if not points:
+        found = sorted(points(rows, metric, x=axis.column), key=lambda point: point[0])
+        if not found:
             raise NotComparable(
                 f"{self.name} does not say at how many {axis.value} its points are; where steps hold equal data, "
                 "compare by --x step"
             )
-        points.sort(key=lambda point: point[0])
-        x, values = np.array(points, dtype=np.float64).T
+        x, values = np.array(found, dtype=np.float64).T
         return Curve(x, values)
 
     def at_step(self, step: int, axis: Axis) -> float:
@@ -161,16 +156,11 @@ def read_run(folder: Path) -> Curves:
     if not (folder / "run.yaml").is_file():
         raise ConfigError(f"{folder} holds no run: there is no run.yaml in it. Give a run folder.")
     config = load_run_yaml(folder / "run.yaml")
-    rows = [_from_the_start(row) for row in read_metrics(folder / "metrics.jsonl")]
+    rows = read_metrics(folder / "metrics.jsonl")
     if not rows:
         raise ConfigError(f"{folder} has no row in metrics.jsonl yet.")
     hardware = config.hardware.name
     return Curves(str(folder), rows, config, config.steps or _total_steps(folder), hardware)
-
-
-def _from_the_start(row: Row) -> Row:
-    """Step 0 is before anything was trained on."""
-    return {**row, "prompts_trained": 0, "tokens_trained": 0} if row["step"] == 0 else row
 
 
 def _total_steps(folder: Path) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rl.comparison.divergence import Compared, compare_digests
 from rl.comparison.origins import origins, shown
-from rl.comparison.settings import ABSENT, Settings, differing
+from rl.comparison.settings import Settings
+from rl.config.flat import ABSENT, differing
 from rl.config.schema import ConfigError
 
 

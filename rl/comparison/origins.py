@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rl.comparison.settings import ABSENT, Settings
+from rl.comparison.settings import Settings
 from rl.config.compose import CONFIG_NAME, compose_plain, open_node_words, parse_overrides
-from rl.config.flat import flat
+from rl.config.flat import ABSENT, flat
 from rl.config.load import nearest
 from rl.config.register import experiment_files, package_folder, schema_of_target
 from rl.config.schema import ConfigError, RunConfig

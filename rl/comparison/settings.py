@@ -38,17 +38,6 @@ class Settings:
     run_folder: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Stands for the value of a key that one side does not have; null is a value."""
-
-    def __str__(self) -> str:
-        return "(no such key)"
-
-
-ABSENT = Absent()
-
-
 def read_settings(name: str) -> Settings:
     """`name` is a run folder, the name of an experiment, or a YAML file. Raises ConfigError if it is none of them."""
     path = Path(name)
@@ -102,13 +91,6 @@ def _provenance(run_folder: Path) -> dict[str, Any]:
     """Of the run's first start; empty where it did not come so far."""
     path = run_folder / "provenance.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Key -> both values, where they differ; `ABSENT` where a side lacks the key."""
-    keys = [*ours, *(key for key in theirs if key not in ours)]
-    pairs = {key: (ours.get(key, ABSENT), theirs.get(key, ABSENT)) for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def locked_changes(config: RunConfig) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rl.config.flat import flat
+from rl.config.flat import ABSENT, differing, flat
 from rl.config.load import to_plain
 from rl.config.published import origin_on
 from rl.config.register import package_folder
@@ -79,11 +79,14 @@ def published_status(config: RunConfig) -> PublishedStatus | None:
         return None
     locked = flat(yaml.safe_load(lock_file(config.experiment).read_text(encoding="utf-8")))
     ours = flat(deciding_settings(to_plain(config)))
-    keys = [*locked, *(key for key in ours if key not in locked)]
-    absent = object()
-    return PublishedStatus(
-        {key: (locked.get(key), ours.get(key)) for key in keys if locked.get(key, absent) != ours.get(key, absent)}
-    )
+    changed = differing(locked, ours)
+    return PublishedStatus({key: _without_absent(pair) for key, pair in changed.items()})
+
+
+def _without_absent(pair: tuple[Any, ...]) -> tuple[Any, Any]:
+    """provenance.json has no word for it."""
+    locked, ours = (None if value is ABSENT else value for value in pair)
+    return locked, ours
 
 
 def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[str]:

@@ -58,6 +58,11 @@ def read_metrics(path: Path) -> list[Row]:
     return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is empty or torn
 
 
+def points(rows: Sequence[Row], key: str, *, x: str = "step") -> list[tuple[float, float]]:
+    """(`x`, `key`) of the rows that have a value for both, in their order."""
+    return [(row[x], row[key]) for row in rows if row.get(x) is not None and row.get(key) is not None]
+
+
 def set_aside_after(path: Path, step: int) -> Path | None:
     """Moves rows past `step`, and a torn last line, to `<name>.set_aside.<time>.jsonl`. Returns that file, if any.
 

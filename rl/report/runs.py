@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from rl.config.flat import flat
+from rl.config.flat import differing, flat
 from rl.config.schema import ConfigError
 from rl.loggers.facts import RunFacts, read_provenance, run_facts
 from rl.loggers.jsonl import Row, read_metrics
 from rl.loggers.samples import Sample, read_samples
 
-_NOT_COMPARED = ("output_dir", "logger", "published", "clean")
+_NOT_COMPARED = ("output_dir", "logger", "published", "clean", "provenance")
 _MAX_KEYS_SHOWN = 3
 _MAX_CHARACTERS_OF_VALUE = 16
 
@@ -75,19 +75,14 @@ def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     return runs
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Flat keys whose values are not all equal -> the value in each; None also stands for a key that is not there."""
-    flats = [flat(config) for config in configs]
-    keys = dict.fromkeys(key for each in flats for key in each)
-    values = {key: [each.get(key) for each in flats] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
-
-
-def settings_that_differ(runs: Sequence[ReportedRun]) -> dict[str, list[Any]]:
+def settings_that_differ(runs: Sequence[ReportedRun]) -> dict[str, tuple[Any, ...]]:
     """Settings, and after them commit and package versions, that are not the same in all runs."""
-    found = differing([{k: v for k, v in run.facts.config.items() if k != "provenance"} for run in runs])
-    settings = {key: values for key, values in found.items() if not key.startswith(_NOT_COMPARED)}
-    return settings | differing([_made_with(run) for run in runs])
+    return _compared([run.facts.config for run in runs]) | differing(*(flat(_made_with(run)) for run in runs))
+
+
+def _compared(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    pairs = differing(*map(flat, configs))
+    return {key: values for key, values in pairs.items() if not key.startswith(_NOT_COMPARED)}
 
 
 def _made_with(run: ReportedRun) -> dict[str, Any]:
@@ -136,7 +131,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    settings = {key: values for key, values in differing(configs).items() if not key.startswith(_NOT_COMPARED)}
+    settings = _compared(configs)
     first = list(settings)[:_MAX_KEYS_SHOWN]
     more = ", ..." if len(settings) > len(first) else ""
     pairs = [[f"{_leaf(key)}={_short(settings[key][index])}" for key in first] for index in range(len(configs))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rl.loggers.console import accuracies
-from rl.loggers.jsonl import Row, read_metrics
+from rl.loggers.jsonl import Row, points, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +30,8 @@ class RunCurve:
     group_size: int
 
     def of(self, metric: str) -> dict[int, float]:
-        return {
-            int(row.get("prompts_trained") or 0) * self.group_size: row[metric]
-            for row in self.rows
-            if row.get(metric) is not None
-        }
+        found = points(self.rows, metric, x="prompts_trained")
+        return {int(prompts) * self.group_size: value for prompts, value in found}
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rl import exit_codes
-from rl.config.flat import flat
+from rl.config.flat import differing, flat
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.schema import ConfigError, RunConfig
 from rl.rollout.processes import describe_exit
@@ -210,12 +210,8 @@ def _open_point(entry: Entry, config: RunConfig) -> None:
         entry.folder.mkdir(exist_ok=True)
         save_run_yaml(config, path)
         return
-    before, now = flat(to_plain(load_run_yaml(path))), flat(to_plain(config))
-    changed = [
-        f"{key} was {before.get(key)}, is {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if key != "output_dir" and before.get(key) != now.get(key)
-    ]
+    pairs = differing(flat(to_plain(load_run_yaml(path))), flat(to_plain(config)))
+    changed = [f"{key} was {before}, is {now}" for key, (before, now) in pairs.items() if key != "output_dir"]
     if changed:
         more = f", and {len(changed) - MAX_SHOWN} more" if len(changed) > MAX_SHOWN else ""
         raise ConfigError(

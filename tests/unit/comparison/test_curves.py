@@ -44,8 +44,11 @@ def write_run(folder: Path, accuracies: list[float], *, published: bool = False)
         claim = ClaimConfig("eval/arithmetic/greedy", Statistic.max, value=0.9, tolerance=0.05)
         config.published = PublishedConfig(claims={"peak": claim})
     save_run_yaml(config, folder / "run.yaml")
-    rows = [{"step": step, "eval/arithmetic/greedy": value} for step, value in enumerate(accuracies)]
-    rows[1:] = [{**row, "prompts_trained": 64.0 * row["step"], "time/step_s": 2.0} for row in rows[1:]]
+    rows = [
+        {"step": step, "prompts_trained": 64.0 * step, "eval/arithmetic/greedy": value, "time/step_s": 2.0}
+        for step, value in enumerate(accuracies)
+    ]
+    del rows[0]["time/step_s"]
     write(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -55,7 +58,7 @@ def request(run: Path, against: object = "published", **options) -> Request:
     return Request(run=run, against=str(against), picture=run / "verdict.png", **{**blank, **options})
 
 
-def test_a_run_begins_with_no_prompts_and_no_time(tmp_path: Path):
+def test_a_run_is_read_along_prompts_and_with_its_time_added_up(tmp_path: Path):
     run = read_run(write_run(tmp_path / "run", [0.2, 0.5, 0.9]))
     assert list(run.curve("eval/arithmetic/greedy", Axis.PROMPTS).x) == [0.0, 64.0, 128.0]
     assert list(run.curve(ELAPSED, Axis.STEP).values) == [2.0, 4.0]

@@ -26,7 +26,7 @@ METRIC = "eval/arithmetic/greedy"
 
 def curve(*accuracies: float) -> RunCurve:
     """Evaluated at every step, of two prompts and four answers each."""
-    rows: list[dict[str, Any]] = [{"step": 0, METRIC: accuracies[0]}]
+    rows: list[dict[str, Any]] = [{"step": 0, METRIC: accuracies[0], "prompts_trained": 0.0}]
     for step, accuracy in enumerate(accuracies[1:], start=1):
         rows.append({"step": step, METRIC: accuracy, "reward/mean": accuracy / 2, "prompts_trained": 2.0 * step})
     return RunCurve(rows, group_size=4)
