@@ -1,10 +1,17 @@
-"""`rl --help`: commands, config groups with their options, experiments, on one screen."""
+"""`rl --help`: commands, config groups with their options, experiments, on one screen; `rl --help KEY`: a setting."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
 
 from rl.config.register import GROUPS, experiment_files, option_names
+from rl.config.schema import ConfigError
+
+if TYPE_CHECKING:
+    from rl.config.describe import Setting
 
 COMMANDS = """\
 Reinforcement-learning post-training of language models.
@@ -21,6 +28,7 @@ Reinforcement-learning post-training of language models.
   rl report FOLDER [FOLDER ...] [output=FILE]     one page of the curves of runs and sweeps, side by side
   rl experiment=NAME --cfg job --resolve          the exact config; one part: -p algorithm
   rl experiment=NAME --info defaults-tree         where each part comes from
+  rl --help KEY [group=option ...]                what a setting is, or all settings below a key or group
   eval "$(rl -sc install=bash)"                   TAB completion
 
 Top-level keys: experiment, mode (train, eval, plan), seed, steps (stop after so many), output_dir, clean.
@@ -36,6 +44,39 @@ def help_text() -> str:
     width = max(len(name) for name in experiment_files()) + 2
     lines += [f"  {name:<{width}}{_headline(name)}" for name in experiment_files()]
     return COMMANDS + "\n" + "\n".join(lines)
+
+
+def key_help(words: Sequence[str]) -> str:
+    """Of the settings that the first word names, with the values that the other words give. Raises ConfigError."""
+    from rl.config.compose import compose_run_config
+    from rl.config.describe import describe
+    from rl.config.flat import flat
+    from rl.config.load import nearest, to_plain
+
+    name, *others = words
+    key = name.replace("/", ".")
+    config = compose_run_config(list(others))
+    settings = describe(config, key)
+    if not settings:
+        known = flat(to_plain(config))
+        raise ConfigError(
+            f"unknown key '{key}'.{nearest(key, known)} Name a key or group, then options that have it: rl --help "
+            "algorithm.dynamic_sampling algorithm=dapo"
+        )
+    return "\n\n".join(_block(setting) for setting in settings)
+
+
+def _block(setting: Setting) -> str:
+    value = setting.value.name if isinstance(setting.value, Enum) else setting.value
+    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    lines = [f"{setting.key} = {shown}   ({setting.kind})", *_indented(setting.text, 2)]
+    for name, text in setting.choices.items():
+        lines += _indented(f"{name}: {text}" if text else "", 4)
+    return "\n".join(lines)
+
+
+def _indented(text: str, by: int) -> list[str]:
+    return textwrap.wrap(text, width=110, initial_indent=" " * by, subsequent_indent=" " * by)
 
 
 def _entry(group: str, options: list[str]) -> str:

@@ -230,6 +230,7 @@ class GSPOConfig(AlgorithmConfig):
     clip_low: float = 3e-4
     """Lower clip of the geometric mean of the token ratios; the paper's scale."""
     clip_high: float = 4e-4
+    """Upper clip, likewise."""
 
 
 @dataclass

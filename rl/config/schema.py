@@ -100,12 +100,16 @@ class WarmStartConfig:
     target_accuracy: float = 0.22
     """Stop at this greedy accuracy on validation problems that are neither trained on nor held out."""
     max_steps: int = 600
+    """The run stops where the accuracy was not reached by then."""
     check_every: int = 2
     """Steps between checks. Greedy accuracy rises from 0.1 to 0.4 within 20 steps: with a check every 10, three of five
     seeds of the quickstart started at 0.38 to 0.42 on held-out problems; with one every 2, at 0.20 to 0.25."""
     batch_size: int = 128
+    """Problems of one step."""
     lr: float = 1e-3
+    """Learning rate, constant after its warm-up."""
     lr_warmup_steps: int = 50
+    """Steps over which the learning rate rises from 0."""
 
 
 @dataclass
@@ -114,6 +118,7 @@ class ModelConfig:
 
     _target_: str = "rl.model.source.HuggingFaceModel"
     name: str = MISSING
+    """For people; nothing depends on it but the architecture of a smoke run."""
     path: str = MISSING
     """Hub id or local folder in Hugging Face layout."""
     revision: str | None = None
@@ -136,11 +141,17 @@ class TinyModelConfig(ModelConfig):
     _target_: str = "rl.model.tiny.TinyModel"
     path: str = "tiny"
     layers: int = 2
+    """Decoder layers."""
     hidden: int = 128
+    """Width of the model."""
     heads: int = 4
+    """Query heads of a layer."""
     kv_heads: int = 2
+    """Heads of keys and values; divides `heads`."""
     head_dim: int = 32
+    """Width of a head."""
     ffn: int = 256
+    """Inner width of a feed-forward layer."""
     warm_start: WarmStartConfig | None = None
     """None: random weights."""
 
@@ -170,13 +181,17 @@ class OptimizerConfig:
     """AdamW on fp32 master weights."""
 
     lr: float = 1e-6
+    """Learning rate after its warm-up."""
     lr_warmup_updates: int = 0
     """Optimizer updates of linear warm-up; the first update of a plan without warm-up has the full rate."""
     schedule: Schedule = Schedule.constant
     """After warm-up. linear and cosine reach 0 at the run's last update."""
     beta1: float = 0.9
+    """Decay of the mean of gradients."""
     beta2: float = 0.999
+    """Decay of the mean of squared gradients."""
     weight_decay: float = 0.01
+    """Decoupled: times the learning rate and the weight, at each update."""
     grad_clip: float | None = 1.0
     """Global gradient norm; None: not clipped."""
 
@@ -252,9 +267,11 @@ class ServerRolloutConfig(RolloutConfig):
     """An engine with processes and a cache of its own."""
 
     tensor_parallel: int = 1
+    """GPUs over which each layer of one engine is split."""
     memory_fraction: float = 0.6
     """Share of GPU memory for weights and cache; ignored on CPU, where `cpu_cache_gib` counts."""
     cpu_cache_gib: int = 1
+    """On a CPU, size of the cache of keys and values."""
     enforce_eager: bool = False
     """True: no graph capture, nor compilation in vLLM; starts sooner, samples slower."""
     max_graph_batch: int | None = None
@@ -327,10 +344,13 @@ class FullyAsyncConfig(PlacementConfig):
 @dataclass
 class HardwareConfig:
     name: str = MISSING
+    """Of the option, by which claims about speed are told apart."""
     device: str = MISSING
     """`cpu` or `cuda` (also under ROCm)."""
     nodes: int = 1
+    """Machines; above 1 they are a Ray cluster."""
     gpus_per_node: int = 0
+    """GPUs of one machine that the run may use; 0 on a CPU."""
     memory_gib: float = MISSING
     """Of one GPU; of the host where device is cpu."""
     architecture: str | None = None
@@ -389,7 +409,9 @@ class EvaluationConfig:
     every: int = 0
     """Steps between evaluations; 0: never during training."""
     at_start: bool = True
+    """Before the first step."""
     at_end: bool = True
+    """After the last step."""
     checkpoint: str | None = None
     """What mode=eval evaluates: a run folder (its newest checkpoint) or RUN/checkpoints/step-N. None: the model."""
 
@@ -399,6 +421,7 @@ class CheckpointConfig:
     every: int = 0
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     keep_last: int = 2
+    """Newest checkpoints that are kept; older ones are deleted."""
     keep_best: str | None = None
     """Metric, for example eval/gsm8k/greedy, by whose highest value one more checkpoint is kept; of equals, the newest.
     None: none."""
@@ -441,7 +464,9 @@ class WandbLoggerConfig(LoggerConfig):
 
     _target_: str = "rl.loggers.wandb.WandbLogger"
     project: str = "rl"
+    """W&B project."""
     entity: str | None = None
+    """W&B user or team. None: the one that the key belongs to."""
     mode: str = "online"
     """`online` or `offline`."""
 
@@ -452,6 +477,7 @@ class RunConfig:
     """Name of the experiment that this run started from; None: the defaults."""
     mode: Mode = Mode.train
     seed: int = 0
+    """Of everything random: order of the data, weights that are made, every draw of an answer."""
     steps: int | None = None
     """Stop after so many steps. None: `task.epochs` passes over the data."""
     output_dir: str | None = None

@@ -61,10 +61,15 @@ class AnswerRule(Enum):
 @dataclass
 class SamplingConfig:
     temperature: float = 1.0
+    """Above 0 in training."""
     top_p: float = 1.0
+    """Only the most probable tokens that together have this probability are drawn; 1 in training."""
     top_k: int = -1
+    """Only so many of the most probable tokens are drawn; -1: all, as in training."""
     max_new_tokens: int = MISSING
+    """Longest answer; it is cut there."""
     stop: list[str] = field(default_factory=list)
+    """Texts after which an answer ends, besides the model's own end of text."""
 
 
 @dataclass
@@ -72,6 +77,7 @@ class EvalSamplingConfig(SamplingConfig):
     temperature: float = 0.0
     """0: greedy."""
     samples_per_problem: int = 1
+    """Answers to each problem; above 1, pass@k and maj@k are computed, too."""
 
 
 @dataclass
@@ -93,6 +99,7 @@ class TaskConfig:
     _target_: str = MISSING
     reward: TrainReward = TrainReward.task
     max_prompt_tokens: int = 1024
+    """Longest prompt, after the template; `overlong` says what happens to a longer one."""
     overlong: Overlong = Overlong.error
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Explicit arguments of the chat template, for example {enable_thinking: false}."""
@@ -182,10 +189,13 @@ class ReasoningGymConfig(TaskConfig):
     params: dict[str, Any] = field(default_factory=dict)
     """Settings of the generator, but for size and seed."""
     train_size: int = 10_000
+    """Training problems."""
     train_seed: int = 1
+    """Of the generator, for training problems."""
     eval_size: int = 200
     """Held-out problems. One that is also among the training problems is taken out of those."""
     eval_seed: int = 2
+    """Of the generator, for held-out problems."""
 
 
 @dataclass
@@ -198,7 +208,9 @@ class JsonlConfig(TaskConfig):
     eval_path: str | None = None
     """File of held-out rows; None: no evaluation."""
     prompt_key: str = "prompt"
+    """Column of the problem."""
     answer_key: str = "answer"
+    """Column of the right answer."""
     source_key: str | None = None
     """Column that says where a row comes from: held-out rows are evaluated apart by it. None: all together."""
     rule: AnswerRule = AnswerRule.equivalence
