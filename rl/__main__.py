@@ -24,9 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        from rl.help import help_text
+        from rl.help import help_text, key_help
 
-        print(help_text())
+        print(key_help(words[1:]) if words[1:] else help_text())
         return exit_codes.DONE if words else exit_codes.REFUSED
     if words[0] in COMMANDS:
         return COMMANDS[words[0]](words[1:])
@@ -40,16 +40,12 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from rl.config.check import check_machine, check_run_config
-    from rl.config.compose import checked_run_config
-    from rl.config.smoke import smoke_run_config, split_smoke
+    from rl.config.check import check_machine
+    from rl.config.smoke import run_config
 
-    plain_words, is_smoke = split_smoke(words)
-    if is_smoke:
-        config = smoke_run_config(plain_words)
-        check_run_config(config)
-    else:
-        config = checked_run_config(words)
+    config, replaced = run_config(words)
+    if replaced:
+        print(replaced, flush=True)
     if config.mode is Mode.plan:
         from rl.plan.report import print_plan
 

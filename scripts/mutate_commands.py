@@ -31,12 +31,14 @@ import yaml
 from rl.__main__ import saved_config
 from rl.config import compose, register
 from rl.config.check import RANGES, check_run_config
-from rl.config.compose import checked_run_config, compose_run_config
+from rl.config.compose import compose_run_config
 from rl.config.flat import flat
 from rl.config.given import type_at
 from rl.config.load import to_plain
 from rl.config.register import GROUPS, option_names
 from rl.config.schema import ConfigError, RunConfig
+from rl.config.smoke import run_config
+from rl.sweeps.points import expand, split_words
 
 BASE = "experiment=quickstart"
 LIMIT_S = 3.0
@@ -326,6 +328,25 @@ def contradiction(m: Mutator) -> list[str]:
     )
 
 
+def smoke_run(m: Mutator) -> list[str]:
+    name = m.rng.choice(["qwen3_8b_grpo", "qwen2_5_math_7b_dapo_colocated"])
+    words = [f"experiment={name}", "smoke=cpu", f"{m.typo(m.rng.choice(m.keys))}=1"]
+    without_effect = ["experiment=qwen2_5_math_7b_dapo_colocated", "smoke=cpu", "algorithm.kl_estimator=k2"]
+    others = ["smoke=gpu", "smoke=", "+smoke=cpu", "smoke=cpu,gpu", "smoke.cpu=1"]
+    replaced = ["steps=7", "backend/rollout=vllm", "algorithm.group_size=8", "hardware=h200x1", "logger=wandb"]
+    return m.rng.choice(
+        [words, without_effect, ["smoke=cpu"], [words[0], m.rng.choice(others)], [*words[:2], m.rng.choice(replaced)]]
+    )
+
+
+def sweep(m: Mutator) -> list[str]:
+    key, number = m.rng.choice(m.keys), m.rng.choice(m.of_type(int))
+    of_sweep = ["sweep.jobs=0", "sweep.jobs=1,2", "sweep.jbos=2", "sweep.launcher=lsf", "clean=true", "output_dir=a,b"]
+    of_points = ["seed=1,1", "algorithm=glob(x*)", "seed=interval(0,1)", "mode=train,plan", "algorithm=grpo,drgrpo"]
+    mistyped = [f"{m.typo(key)}=1,2", f"{number}=1,many", f"{m.out_of_range()},1", "seed=range(3,1)", "smoke=cpu"]
+    return ["-m", "algorithm.clip_high=0.2,0.28", m.rng.choice([*of_sweep, *of_points, *mistyped])]
+
+
 # ---- mistakes in files ------------------------------------------------------------------------------------------
 
 HEAD = "# @package _global_\n"
@@ -453,6 +474,8 @@ COMMANDS = (
     the_same_key_twice,
     key_that_does_nothing,
     contradiction,
+    smoke_run,
+    sweep,
 )
 EXPERIMENTS = (experiment_key, experiment_type, experiment_null, experiment_defaults, experiment_text)
 RUN_YAMLS = (run_yaml_key, run_yaml_type, run_yaml_null, run_yaml_target, run_yaml_text)
@@ -487,7 +510,7 @@ def judge(mutant: Mutant, files: Path) -> Verdict:
         else:
             if mutant.experiment is not None:
                 (files / "experiments" / "mutant.yaml").write_text(mutant.experiment, encoding="utf-8")
-            checked_run_config(list(mutant.words))
+            _read_command(list(mutant.words))
     except ConfigError as error:
         message = str(error)
     except Exception:  # noqa: BLE001 - what this script is for: an error that is none of ours is a failure to report
@@ -495,6 +518,13 @@ def judge(mutant: Mutant, files: Path) -> Verdict:
     finally:
         (files / "experiments" / "mutant.yaml").unlink(missing_ok=True)
     return Verdict(mutant, message, is_traceback, time.process_time() - began)
+
+
+def _read_command(words: list[str]) -> None:
+    if "-m" in words:
+        expand(split_words([word for word in words if word != "-m"])[2])
+    else:
+        run_config(words)
 
 
 @contextlib.contextmanager

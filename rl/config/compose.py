@@ -143,6 +143,11 @@ def _check_option(override: Override) -> None:
             f"{override.input_line}: Hydra only composes the config here, so its own settings would do nothing. The "
             "run folder is output_dir; a sweep's settings are sweep.*, see `rl sweep --help`."
         )
+    if group.partition(".")[0] == "smoke":
+        raise ConfigError(
+            f"{override.input_line}: smoke=cpu changes a run after its settings were composed, and --cfg shows those. "
+            "Leave one of the two; mode=plan prints what it replaces."
+        )
     if group.partition(".")[0] == "sweep":
         raise ConfigError(f"{override.input_line}: it is a setting of a sweep. Write rl -m ... {override.input_line}")
     if group in _DOTTED_GROUPS:

@@ -9,8 +9,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rl.config.algorithms import DAPOConfig
-from rl.config.compose import compose_run_config, parse_overrides
-from rl.config.flat import flat
+from rl.config.check import check_run_config
+from rl.config.compose import checked_run_config, compose_run_config, parse_overrides
+from rl.config.flat import ABSENT, differing, flat
+from rl.config.given import given_words
 from rl.config.load import load_run_config, to_plain
 from rl.config.schema import (
     Architecture,
@@ -24,6 +26,7 @@ from rl.config.schema import (
     TrainerConfig,
 )
 from rl.config.tasks import MADE, CheckerConfig, DataConfig, DataSetsConfig, MathematicsConfig
+from rl.config.unused import check_unused
 
 WORD = "smoke=cpu"
 
@@ -42,25 +45,41 @@ NOT_SHOWN = "task.data."
 
 
 def split_smoke(words: list[str]) -> tuple[list[str], bool]:
-    """The words without `smoke=cpu`, and whether it was among them. Raises ConfigError for another smoke."""
-    for word in words:
-        if word.startswith("smoke=") and word != WORD:
+    """The words without `smoke=cpu`, and whether it was among them. Raises ConfigError for another smoke, or two."""
+    found = [word for word in words if word.startswith("smoke=")]
+    for word in found:
+        if word != WORD:
             raise ConfigError(f"{word}: the only smoke run is {WORD}.")
-    return [word for word in words if word != WORD], WORD in words
+    if len(found) > 1:
+        raise ConfigError(f"{WORD} is there twice. Leave one of the two.")
+    return [word for word in words if word != WORD], bool(found)
 
 
-def smoke_run_config(words: list[str]) -> RunConfig:
-    """The small run of the experiment that `words` name, printed. Raises ConfigError for a word without effect."""
+def run_config(words: list[str]) -> tuple[RunConfig, str]:
+    """The checked config of a command line, and what `smoke=cpu` replaced in it; empty without that word.
+
+    Raises ConfigError.
+    """
+    plain_words, is_smoke = split_smoke(words)
+    return smoke_run_config(plain_words) if is_smoke else (checked_run_config(words), "")
+
+
+def smoke_run_config(words: list[str]) -> tuple[RunConfig, str]:
+    """The small run of the experiment that `words` name, and what was replaced, as text for people.
+
+    Raises ConfigError, also for a word without effect.
+    """
     config = compose_run_config(words)
     small = load_run_config(to_plain(_shrunk(config)))
-    before, after = flat(to_plain(config)), flat(to_plain(small))
-    changed = {key: after.get(key) for key in {**after, **before} if before.get(key) != after.get(key)}
-    for override in parse_overrides(words):
+    pairs = differing(flat(to_plain(config)), flat(to_plain(small)))
+    overrides = parse_overrides(words)
+    for override in overrides:
         key = override.key_or_group.replace("/", ".")
-        if override.key_or_group != "experiment" and any(f"{name}.".startswith(f"{key}.") for name in changed):
+        if override.key_or_group != "experiment" and any(f"{name}.".startswith(f"{key}.") for name in pairs):
             raise ConfigError(f"{override.input_line}: {WORD} sets this itself. Leave out one of the two.")
-    print(_report(config, small, changed), flush=True)
-    return small
+    check_run_config(small)
+    check_unused(small, given_words(overrides))
+    return small, _report(config, small, {key: ours for key, (_, ours) in pairs.items()})
 
 
 def _shrunk(config: RunConfig) -> RunConfig:
@@ -131,7 +150,8 @@ def _report(config: RunConfig, small: RunConfig, changed: dict[str, Any]) -> str
     }
     lines = [f"{WORD}: {name} {old} replaced by {new}" for name, (old, new) in parts.items() if old != new]
     lines.append(f"{WORD}: data replaced by a few rows made in the published layout")
-    shown = [f"{key}={value}" for key, value in changed.items() if not key.startswith(NOT_SHOWN) and value is not None]
+    values = {key: value for key, value in changed.items() if value is not None and value is not ABSENT}
+    shown = [f"{key}={value}" for key, value in values.items() if not key.startswith(NOT_SHOWN)]
     return "\n".join([*lines, f"{WORD} stands for: {' '.join(shown)}"])
 
 

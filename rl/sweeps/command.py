@@ -31,6 +31,8 @@ def run_sweep(words: Sequence[str]) -> int:
     """Runs what is missing. 0 if every point is done, 1 if one failed, 130 if it was stopped."""
     settings, output_dir, rest = split_words(words)
     points = expand(rest)
+    for replaced in dict.fromkeys(point.replaced for point in points if point.replaced):
+        print(replaced, flush=True)
     if points[0].config.mode is Mode.plan:
         return _plan(points)
     slots = None

@@ -11,11 +11,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl.config.compose import checked_run_config, parse_overrides
+from rl.config.compose import parse_overrides
 from rl.config.given import check_types, given_words
 from rl.config.load import explain, nearest
 from rl.config.register import known_keys, option_names
 from rl.config.schema import ConfigError, RunConfig
+from rl.config.smoke import run_config
 from rl.config.sweep import SweepConfig
 
 PREFIX = "sweep."
@@ -28,6 +29,8 @@ class Point:
     swept: list[str]
     """Those that differ between points."""
     config: RunConfig
+    replaced: str
+    """By `smoke=cpu`, as text for people; empty without that word."""
 
     @property
     def label(self) -> str:
@@ -49,7 +52,12 @@ def split_words(words: Sequence[str]) -> tuple[SweepConfig, str | None, list[str
     folders = [word for word in words if word.startswith("output_dir=")]
     rest = [word for word in words if not word.startswith((PREFIX, "output_dir="))]
     overrides = parse_overrides(own)
-    given = given_words([*overrides, *parse_overrides(folders)])
+    of_sweep = [*overrides, *parse_overrides(folders)]
+    for override in of_sweep:
+        if override.is_sweep_override():
+            prefix = PREFIX if override in overrides else ""
+            raise ConfigError(f"{prefix}{override.input_line}: it is of the whole sweep, so it has one value.")
+    given = given_words(of_sweep)
     for one in given_words(overrides):
         if one.key.partition(".")[0] not in known_keys(SweepConfig):
             known = [PREFIX + key for key in known_keys(SweepConfig)]
@@ -86,7 +94,7 @@ def expand(words: Sequence[str]) -> list[Point]:
             raise ConfigError(f"the point {' '.join(swept)} is there twice: give each value once.")
         seen.add(tuple(choice))
         try:
-            points.append(Point(choice, swept, checked_run_config(choice)))
+            points.append(Point(choice, swept, *run_config(choice)))
         except ConfigError as error:
             bad.append(f"point {' '.join(swept) or '(one point)'}: {error}")
     if bad:

@@ -13,7 +13,7 @@ import pytest
 from tests.command import cpu_s, rl
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "mutate_commands.py"
-NUM_KINDS = 29
+NUM_KINDS = 31
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,19 @@ def test_a_command_without_a_swept_word_is_a_sweep_of_one():
     assert labels() == ["(one point)"]
 
 
+def test_a_sweep_of_smoke_runs_has_points_that_a_cpu_runs():
+    words = ["experiment=glob(qwen2*)", "smoke=cpu", "algorithm.clip_high=0.25"]
+    points = expand(words)
+    assert [(point.label, point.config.experiment) for point in points] == [
+        (f"experiment={name}", name) for name in ("qwen2_5_math_7b_dapo_colocated", "qwen2_5_math_7b_dapo_fully_async")
+    ]
+    for point in points:
+        assert (point.config.hardware.device, point.config.algorithm.clip_high) == ("cpu", 0.25)  # type: ignore[attr-defined]
+        assert "smoke=cpu" in point.words and "replaced by random weights" in point.replaced
+    with pytest.raises(ConfigError, match=r"2 of 2 points cannot run(?s:.*)steps=7: smoke=cpu sets this itself"):
+        expand([*words, "steps=7"])
+
+
 def test_every_bad_point_is_named_before_one_starts():
     with pytest.raises(ConfigError) as error:
         expand([BASE, "algorithm.clip_high=0.2,-1", "seed=0,-5"])
@@ -83,6 +96,8 @@ def test_the_settings_of_a_sweep_are_taken_off_the_words_of_its_runs():
         ("sweep.jbos=2", r"unknown key 'sweep\.jbos'\. Did you mean 'sweep\.jobs'"),
         ("sweep.jobs=0", r"sweep\.jobs=0 is out of range"),
         ("sweep.jobs=two", r"sweep\.jobs"),
+        ("sweep.jobs=1,2", r"sweep\.jobs=1,2: it is of the whole sweep, so it has one value"),
+        ("output_dir=a,b", r"output_dir=a,b: it is of the whole sweep"),
         ("sweep.launcher=lsf", r"launcher"),
         ("clean=true", r"clean: a sweep never deletes"),
         ("output_dir=", r"output_dir: '' must not be empty"),
