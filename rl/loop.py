@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from rl.protocols import (
     RunLogger,
     Trainer,
 )
+from rl.resident import resident_gib, take_peak_gib
 from rl.sentinels import Sentinels
 from rl.types import PublishStats, RolloutGroup, StepStats, TrainBatch
 
@@ -254,7 +254,7 @@ def _step_metrics(run: Run, done: _Trained) -> dict[str, Any]:
         "policy_version": progress.policy_version,
         "prompts_trained": progress.prompts_trained,
         "tokens_trained": progress.tokens_trained,
-        "memory/rss_gib": _resident_gib(),
+        "memory/rss_gib": resident_gib(),
     }
 
 
@@ -267,11 +267,6 @@ def throughput(groups: Sequence[RolloutGroup], *, step_s: float, num_gpus: int, 
         rates["throughput/tokens_per_s_per_gpu"] = num_tokens / step_s / num_gpus
         rates["throughput/tokens_per_s_per_training_gpu"] = num_tokens / step_s / training_gpus
     return rates
-
-
-def _resident_gib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**30
 
 
 async def evaluation_metrics(run: Run) -> dict[str, float]:
@@ -377,33 +372,45 @@ class _Rows:
 
 
 class _Clock:
-    """Wall seconds of the phases of one row, from the end of the row before."""
+    """Wall seconds of the phases of one row, from the end of the row before, and the most memory resident in each."""
 
     def __init__(self) -> None:
         self._row_began = time.monotonic()
         self._busy_before = 0.0
         self._seconds: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}
         self._open: list[_Phase] = []
 
     def phase(self, name: str) -> _Phase:
         return _Phase(self, name)
 
     def row(self, *, overlap_s: float, busy_s: float, batch: TrainBatch) -> dict[str, float]:
-        """Times of the row that ends now. A phase inside another is counted once, in the inner one."""
+        """Times and peaks of the row that ends now. A phase inside another is counted once, in the inner one."""
+        self._note_peak()
         now = time.monotonic()
         step_s = now - self._row_began
         metrics = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        metrics |= {f"memory/{name}_gib": peak for name, peak in self._peaks.items()}
         metrics["time/step_s"] = step_s
         metrics["time/overlap_fraction"] = min(overlap_s / step_s, 1.0)
         metrics["time/engine_busy_fraction"] = min((busy_s - self._busy_before) / step_s, 1.0)
         metrics["rollout/tokens_per_s"] = sum(counts.tokens for counts in batch.loss_counts) / step_s
-        self._row_began, self._busy_before, self._seconds = now, busy_s, {}
+        self._row_began, self._busy_before, self._seconds, self._peaks = now, busy_s, {}, {}
         return metrics
 
     def enter(self, phase: _Phase) -> None:
+        self._note_peak()
         self._open.append(phase)
 
+    def _note_peak(self) -> None:
+        """Of the innermost phase since the last time that one began or ended."""
+        peak = take_peak_gib()
+        if self._open and peak is not None:
+            name = self._open[-1].name
+            self._peaks[name] = max(peak, self._peaks.get(name, 0.0))
+
     def leave(self, phase: _Phase, seconds: float) -> None:
+        self._note_peak()
         assert self._open.pop() is phase
         self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
         if self._open:

@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 
 from rl.loggers.facts import ReferenceLine, reference_lines
-from rl.loggers.jsonl import Row, read_metrics
+from rl.loggers.jsonl import Row, points, read_metrics
 from rl.loggers.names import find
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ PHASES = (
 
 def series(rows: Sequence[Row], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of the rows that have a value for `key`."""
-    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    return np.array([step for step, _ in points]), np.array([value for _, value in points], dtype=float)
+    found = points(rows, key)
+    return np.array([step for step, _ in found]), np.array([value for _, value in found], dtype=float)
 
 
 def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Sequence[ReferenceLine] = ()) -> None:
@@ -58,10 +58,11 @@ def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Seque
     figure = Figure(figsize=(16, 7), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13, fontweight="bold")
+    last_step = max((row["step"] for row in rows), default=1)
     for axes, (draw, metrics) in zip(figure.subplots(2, 4).flat, _panels(), strict=True):
         draw(axes, rows)
-        _draw_published(axes, [line for line in published if line.metric.startswith(metrics)])
-        _finish_panel(axes, rows)
+        draw_published(axes, [line for line in published if line.metric.startswith(metrics)], last_step)
+        _finish_panel(axes, last_step)
     partial = path.with_suffix(".partial.png")
     canvas.print_png(str(partial))
     partial.replace(path)
@@ -81,12 +82,18 @@ def _panels() -> list[tuple[Callable[[Axes, Sequence[Row]], None], tuple[str, ..
     ]
 
 
-def _draw_published(axes: Axes, lines: Sequence[ReferenceLine]) -> None:
-    for line, style in zip(lines, itertools.cycle(("--", ":", "-."))):
-        axes.axhline(line.value, color="black", linestyle=style, linewidth=1.0, label=line.key)
+def draw_published(axes: Axes, lines: Sequence[ReferenceLine], last_step: int) -> None:
+    """Each over the steps of which it is claimed, its ends marked, once the run has come to them."""
+    reached = [line for line in lines if (line.first_step or 0) <= last_step]
+    for line, style in zip(reached, itertools.cycle(("--", ":", "-."))):
+        first = line.first_step or 0
+        last = last_step if line.last_step is None else min(line.last_step, last_step)
+        axes.plot(
+            (first, last), (line.value,) * 2, color="black", linestyle=style, linewidth=1.0, marker="|", label=line.key
+        )
 
 
-def _finish_panel(axes: Axes, rows: Sequence[Row]) -> None:
+def _finish_panel(axes: Axes, last_step: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("step")
@@ -94,9 +101,8 @@ def _finish_panel(axes: Axes, rows: Sequence[Row]) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    last = max((row["step"] for row in rows), default=1)
-    margin = max(0.03 * last, 0.6)
-    axes.set_xlim(-margin, last + margin)
+    margin = max(0.03 * last_step, 0.6)
+    axes.set_xlim(-margin, last_step + margin)
     handles, _ = axes.get_legend_handles_labels()
     if len(handles) > MAX_ENTRIES_ABOVE:
         axes.legend(frameon=False, fontsize=7, ncols=2)

@@ -32,6 +32,13 @@ class ReferenceLine:
     def key(self) -> str:
         return f"published/{self.claim}"
 
+    @property
+    def window(self) -> str:
+        """For people: `3 to 5`."""
+        if self.first_step is not None and self.first_step == self.last_step:
+            return str(self.first_step)
+        return f"{self.first_step or 0} to {'the last' if self.last_step is None else self.last_step}"
+
     def holds_at(self, step: int) -> bool:
         return (self.first_step is None or step >= self.first_step) and (
             self.last_step is None or step <= self.last_step
@@ -78,7 +85,10 @@ def read_provenance(run_folder: Path) -> dict[str, Any]:
 
 
 def _line(name: str, claim: Mapping[str, Any]) -> ReferenceLine:
-    """A step of the source may be several rows here: their times add up to its time."""
+    """A step of the source may be several rows here: their times add up to its time. A start is claimed of one step."""
     metric = find(claim["metric"])
     rows = claim.get("rows_per_step", 1) if metric is not None and metric.reduction is Reduction.SUM else 1
-    return ReferenceLine(name, claim["metric"], claim["value"] / rows, claim["first_step"], claim["last_step"])
+    first, last = claim["first_step"], claim["last_step"]
+    if claim["statistic"] == "start":
+        first = last = first or 0
+    return ReferenceLine(name, claim["metric"], claim["value"] / rows, first, last)

@@ -258,6 +258,18 @@ METRICS: tuple[Metric, ...] = (
         "peak memory that the trainer's allocator held in the step",
         reduction=Reduction.MAX,
     ),
+    Metric(
+        "memory/gpu_<phase>_gib",
+        "GiB",
+        "peak memory that the trainer's allocator held in a part of `train`",
+        reduction=Reduction.MAX,
+    ),
+    Metric(
+        "memory/<phase>_gib",
+        "GiB",
+        "most memory of the driver process that was resident in a phase",
+        reduction=Reduction.MAX,
+    ),
     Metric("plan/time/<phase>_s", "s", "what the plan predicts of `time/<phase>_s`; a publish counts whole"),
     Metric("plan/memory/<what>_gib", "GiB", "what the plan predicts of `memory/<what>_gib`", reduction=Reduction.MAX),
     Metric("published/<claim>", "", "constant: what the experiment's source claims; for trackers and reports only"),

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.loggers.facts import ReferenceLine
+from rl.loggers.jsonl import Row, points
 from rl.loggers.names import AXES, find, is_score
 from rl.report.runs import ReportedRun
 
 SIGNIFICANT_DIGITS = 6
+MEMORY_OF_STEPS = ("memory/rss_gib", "memory/gpu_peak_gib")
+"""Other metrics of memory are of one phase."""
 TRAIN_PARTS = ("old_logprobs", "forward_backward", "optimizer")
 """Phases inside `train`; all others follow one another in a step."""
 
 SHOWN = {
     "Learning": ("reward/mean", "eval/", "rollout/response_tokens_mean", "train/entropy"),
     "Policy": ("train/kl_ref", "mismatch/kl_k3", "offpolicy/kl_k3", "train/grad_norm", "staleness/mean"),
-    "Speed": ("time/step_s", "rollout/tokens_per_s", "throughput/", "memory/"),
+    "Speed": ("time/step_s", "rollout/tokens_per_s", "throughput/", *MEMORY_OF_STEPS),
 }
 """Heading -> keys, or prefixes of keys, in the order shown. All others can be chosen on the page."""
 LOGARITHMIC = ("mismatch/kl_k3", "offpolicy/kl_k3")
@@ -25,7 +28,7 @@ LOGARITHMIC = ("mismatch/kl_k3", "offpolicy/kl_k3")
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Of one run: mean seconds per step, over the steps that were timed."""
+    """Of one run: mean seconds per step, over the steps that were timed, and the memory of its largest step."""
 
     name: str
     seconds: float
@@ -33,6 +36,10 @@ class Phase:
     """Of the step."""
     is_part: bool
     """Inside `train`, whose seconds have it already."""
+    resident_gib: float | None
+    """Of the driver's process. None: not measured."""
+    gpu_gib: float | None
+    """Of the trainer's allocator. None: not measured, which it is only for parts of `train`."""
 
 
 def page_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
@@ -44,16 +51,33 @@ def page_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         "axes": AXES,
         "sections": {title: _chosen(metrics, wanted) for title, wanted in SHOWN.items()},
         "metrics": {key: _describe(key) for key in sorted(metrics)},
-        "lines": [
-            *({"metric": line.metric, "label": line.key, "value": line.value} for line in all_published(runs)),
-            *_planned(runs),
-        ],
+        "lines": [*_published(runs), *_planned(runs)],
     }
 
 
 def all_published(runs: Sequence[ReportedRun]) -> list[ReferenceLine]:
     """Of all runs; one that several runs share is there once."""
     return list(dict.fromkeys(line for run in runs for line in run.facts.published))
+
+
+def _published(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """Claims whose window a run has come to, with that window along each axis: as of the run that came furthest."""
+    found = []
+    for line in all_published(runs):
+        of_line = [run.rows for run in runs if run.rows and line in run.facts.published]
+        rows = max(of_line, key=lambda rows: rows[-1]["step"], default=[])
+        if rows and rows[-1]["step"] >= (line.first_step or 0):
+            ends = (line.first_step, line.last_step)
+            window = {axis: [_reached(rows, axis, step) for step in ends] for axis in AXES}
+            found.append({"metric": line.metric, "label": line.key, "value": line.value, "window": window})
+    return found
+
+
+def _reached(rows: Sequence[Row], axis: str, step: int | None) -> float | None:
+    """`axis` after `step`, or after the last step before it; None: no step is named, so the window has no end."""
+    if step is None:
+        return None
+    return max((value for at, value in points(rows, axis) if at <= step), default=0.0)
 
 
 def _planned(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
@@ -69,7 +93,12 @@ def _planned(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
         for predicted in planned.items():
             found.setdefault(predicted, []).append(run.name)
     return [
-        {"metric": metric, "label": f"plan ({', '.join(names)})" if len(names) < len(runs) else "plan", "value": value}
+        {
+            "metric": metric,
+            "label": f"plan ({', '.join(names)})" if len(names) < len(runs) else "plan",
+            "value": value,
+            "window": {axis: [None, None] for axis in AXES},
+        }
         for (metric, value), names in found.items()
     ]
 
@@ -83,7 +112,8 @@ def phases(run: ReportedRun) -> list[Phase]:
     for name in names:
         seconds = sum(row.get(f"time/{name}_s") or 0.0 for row in timed)
         if name != "step" and seconds > 0:
-            found.append(Phase(name, seconds / len(timed), seconds / step_s, name in TRAIN_PARTS))
+            peaks = (_largest(run, f"memory/{name}_gib"), _largest(run, f"memory/gpu_{name}_gib"))
+            found.append(Phase(name, seconds / len(timed), seconds / step_s, name in TRAIN_PARTS, *peaks))
     found.sort(key=lambda phase: -phase.seconds)
     parts = [phase for phase in found if phase.is_part]
     whole = [phase for phase in found if not phase.is_part]
@@ -91,10 +121,13 @@ def phases(run: ReportedRun) -> list[Phase]:
 
 
 def memory(run: ReportedRun) -> dict[str, float]:
-    """Memory metric -> its largest value, in GiB."""
-    keys = dict.fromkeys(key for row in run.rows for key in row if key.startswith("memory/"))
-    peaks = {key: max((row[key] for row in run.rows if row.get(key) is not None), default=None) for key in keys}
+    """Memory metric of whole steps -> its largest value, in GiB."""
+    peaks = {key: _largest(run, key) for key in MEMORY_OF_STEPS}
     return {key: value for key, value in peaks.items() if value is not None}
+
+
+def _largest(run: ReportedRun, key: str) -> float | None:
+    return max((value for _, value in points(run.rows, key)), default=None)
 
 
 def results(runs: Sequence[ReportedRun]) -> dict[str, list[Mapping[str, float] | None]]:
@@ -120,10 +153,6 @@ def _chosen(metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
 
 def _columns(run: ReportedRun, keys: Mapping[str, None]) -> dict[str, list[float | None]]:
     columns = {key: [_short(row.get(key)) for row in run.rows] for key in keys}
-    # Before training nothing was trained on, also in rows of runs that did not say so.
-    for key in ("prompts_trained", "tokens_trained"):
-        if columns.get(key) and run.rows[0]["step"] == 0:
-            columns[key][0] = 0.0
     return {key: values for key, values in columns.items() if any(value is not None for value in values)}
 
 

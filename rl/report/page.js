@@ -93,7 +93,11 @@
     const found = data.runs.map((run) => points(run, key));
     const lines = data.lines.filter((line) => line.metric === key);
     const joined = uPlot.join(found.map(([xs, ys]) => [xs, ys]));
-    lines.forEach((line) => joined.push(joined[0].map(() => line.value)));
+    const inside = (line, x) => {
+      const [low, high] = line.window[axis];
+      return (low == null || x >= low) && (high == null || x <= high);
+    };
+    lines.forEach((line) => joined.push(joined[0].map((x) => inside(line, x) ? line.value : null)));
     const few = (run) => found[run][0].length <= 30;
     const isLog = metric.log && found.some(([, ys]) => ys.some((y) => y > 0));
     if (isLog) joined.slice(1).forEach((ys) => ys.forEach((y, index) => { if (y != null && y <= 0) ys[index] = null; }));
@@ -105,7 +109,7 @@
       })),
       ...lines.map((line) => ({
         label: line.label, stroke: LINE_COLOR, dash: [3, 4], width: 1.4, spanGaps: true,
-        points: { show: false }, value: (_, value) => number(value),
+        points: { show: joined[0].filter((x) => inside(line, x)).length === 1, size: 7 }, value: (_, value) => number(value),
       })),
     ];
     const plot = new uPlot({

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -37,6 +37,15 @@ FIRST_LOSS = "first_loss"
 """Among the sums of a step, but no metric: see `StepStats.first_loss`."""
 
 PolicyModule = TypeVar("PolicyModule", bound=nn.Module)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a part of a step took."""
+
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    """Of the allocator; 0 on a CPU."""
 
 
 class PolicyRank(ABC, Generic[PolicyModule]):
@@ -113,10 +122,8 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             self.padding_leak = self._find_padding_leak(mini_batches[0][0])
         metrics.add_max("sentinel/padding_leak", self.padding_leak)
         metrics.add_mean(FIRST_LOSS, 0.0, count=float(self.rank == 0))
-        seconds = {"old_logprobs": 0.0, "forward_backward": 0.0, "optimizer": 0.0}
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        with self._timed(seconds, "old_logprobs"):
+        parts = {"old_logprobs": _Part(), "forward_backward": _Part(), "optimizer": _Part()}
+        with self._measured(parts, "old_logprobs"):
             self._fill_fixed_logprobs(mini_batches)
         loss_counts, num_masked = self._mask_nonfinite(mini_batches, loss_counts)
         grad_norms: list[float] = []
@@ -128,11 +135,11 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             if loss_counts[update].tokens == 0:
                 skipped += 1
                 continue
-            with self._timed(seconds, "forward_backward"):
+            with self._measured(parts, "forward_backward"):
                 metrics.add_mean("train/loss", 0.0, count=float(self.rank == 0))
                 for micro in micro_batches:
                     self._forward_backward(micro, loss_counts[update], metrics, is_first=update == 0)
-            with self._timed(seconds, "optimizer"):
+            with self._measured(parts, "optimizer"):
                 norm = self._update(lr)
             grad_norms.append(norm)
             skipped += not math.isfinite(norm)
@@ -145,7 +152,10 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         if grad_norms:
             values["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
         if self.device.type == "cuda":
-            values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            peaks = {name: part.peak_bytes / 2**30 for name, part in parts.items() if part.peak_bytes}
+            values |= {f"memory/gpu_{name}_gib": peak for name, peak in peaks.items()}
+            values["memory/gpu_peak_gib"] = max(peaks.values())
+        seconds = {name: part.seconds for name, part in parts.items()}
         first_loss = values.pop(FIRST_LOSS)
         return StepStats(len(mini_batches) - skipped, values, seconds, first_loss)
 
@@ -302,13 +312,18 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         return norm
 
     @contextmanager
-    def _timed(self, seconds: dict[str, float], phase: str) -> Iterator[None]:
+    def _measured(self, parts: dict[str, _Part], phase: str) -> Iterator[None]:
+        """Adds to the phase's time; its peak is the largest of all its turns."""
         enter_phase(phase)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         begin = time.perf_counter()
         yield
+        part = parts[phase]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        seconds[phase] += time.perf_counter() - begin
+            part.peak_bytes = max(part.peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        part.seconds += time.perf_counter() - begin
 
     def manifest(self, version: int) -> UpdateManifest:
         """Each tensor once, under its Hugging Face name, in the dtype that the forward pass computes with.

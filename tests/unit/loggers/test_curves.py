@@ -4,9 +4,10 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from rl.loggers.curves import CurvesProcess, draw_curves, series
+from rl.loggers.curves import CurvesProcess, draw_curves, draw_published, series
 from rl.loggers.facts import ReferenceLine
 
 FULL = {
@@ -59,6 +60,15 @@ def test_a_published_value_is_a_line_in_the_panel_of_its_metric_and_in_no_other(
     assert rows_of_panel.size > 0
     assert rows_of_panel.max() < 385, "the accuracy is in the upper row"
     assert 440 < columns_of_panel.min() < columns_of_panel.max() < 900, "and the second of its four panels"
+
+
+def test_a_claim_is_drawn_over_its_window_as_far_as_the_run_is():
+    windows = [(None, None), (None, 50), (50, 300), (0, 0), (200, 300)]
+    lines = [ReferenceLine(str(window), "reward/mean", 0.5, *window) for window in windows]
+    axes = Figure().subplots()
+    draw_published(axes, lines, last_step=100)
+    assert [tuple(line.get_xdata()) for line in axes.lines] == [(0, 100), (0, 50), (50, 100), (0, 0)]
+    assert {tuple(line.get_ydata()) for line in axes.lines} == {(0.5, 0.5)}
 
 
 def test_rows_without_a_value_are_left_out_of_its_series():

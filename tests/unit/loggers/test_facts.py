@@ -64,6 +64,16 @@ def test_a_line_holds_within_its_window_both_ends_included():
     assert [step for step in range(6) if line.holds_at(step)] == [3, 4, 5]
 
 
+def test_a_start_is_claimed_of_one_step_and_people_read_the_window_in_words():
+    lines = reference_lines(
+        published(
+            a=claim(statistic="start"), b=claim(statistic="start", first_step=2), c=claim(first_step=3), d=claim()
+        )
+    )
+    assert [line.window for line in lines] == ["0", "2", "3 to the last", "0 to the last"]
+    assert [step for step in range(4) if lines[1].holds_at(step)] == [2]
+
+
 def test_a_time_of_a_step_that_is_four_rows_here_is_a_quarter_in_each_and_a_share_is_the_same():
     config = published(
         step_s=claim(metric="time/step_s", value=200.0, rows_per_step=4),

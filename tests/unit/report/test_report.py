@@ -11,20 +11,22 @@ import pytest
 
 from rl.__main__ import main
 from rl.config.compose import compose_run_config
+from rl.config.flat import ABSENT
 from rl.config.load import load_run_yaml, save_run_yaml
 from rl.config.published import ClaimConfig, PublishedConfig, SourceConfig, Statistic
 from rl.config.schema import ConfigError
 from rl.loggers.samples import SAMPLES_FILE, Sample
-from rl.report.charts import memory, phases, results
+from rl.report.charts import Phase, memory, phases, results
 from rl.report.page import render
-from rl.report.runs import differing, find_runs, read_runs, settings_that_differ
+from rl.report.runs import find_runs, read_runs, settings_that_differ
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=https://example.org/x onerror=alert(1)>"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 
 
 def rows(scale):
-    return [{"step": 0, "eval/sums/greedy": 0.25, "eval/sums/greedy/stderr": 0.01}] + [
+    start = {"step": 0, "prompts_trained": 0, "eval/sums/greedy": 0.25, "eval/sums/greedy/stderr": 0.01}
+    return [start] + [
         {
             "step": step,
             "prompts_trained": 32 * step,
@@ -33,6 +35,8 @@ def rows(scale):
             "eval/sums/greedy/stderr": None if step % 2 else 0.02,
             "staleness/mean": 0.0,
             "memory/rss_gib": 1.0 + step / 8,
+            "memory/train_gib": 2.0 + step / 8,
+            "memory/gpu_forward_backward_gib": 70.0 + step,
             "time/step_s": 4.0,
             "time/train_s": 2.0,
             "time/forward_backward_s": 1.5,
@@ -109,7 +113,7 @@ def test_a_sweep_folder_gives_one_page_of_all_its_runs_with_the_numbers_of_their
     assert columns["reward/mean"] == [None, 0.05, 0.1, 0.15, 0.2]
     assert columns["eval/sums/greedy"] == [0.25, None, 0.35, None, 0.45]
     assert columns["eval/sums/greedy/stderr"] == [0.01, None, 0.02, None, 0.02]
-    assert columns["prompts_trained"] == [0, 32, 64, 96, 128], "0 before training, though its row does not say so"
+    assert columns["prompts_trained"] == [0, 32, 64, 96, 128]
     assert data["sections"]["Learning"] == ["reward/mean", "eval/sums/greedy"]
     assert "eval/sums/greedy/stderr" not in data["metrics"]
 
@@ -157,9 +161,33 @@ def test_published_claims_are_lines_and_only_a_web_address_is_a_link(tmp_path):
         source = SourceConfig(title="A paper", url=url)
         run = write_run(tmp_path / name, published=PublishedConfig(source=source, claims=claims))
         pages.append(Page(render(read_runs([run]))))
-    assert pages[0].data()["lines"] == [{"metric": "eval/sums/greedy", "label": "published/peak", "value": 0.9}]
+    assert [without_window(line) for line in pages[0].data()["lines"]] == [
+        {"metric": "eval/sums/greedy", "label": "published/peak", "value": 0.9}
+    ]
     links = [[attributes["href"] for tag, attributes in page.elements if tag == "a"] for page in pages]
     assert links == [["https://example.org/paper"], []]
+
+
+def without_window(line):
+    return {name: value for name, value in line.items() if name != "window"}
+
+
+def test_a_claim_s_line_has_its_window_along_each_axis_once_a_run_has_come_to_it(tmp_path):
+    metric = "eval/sums/greedy"
+    claims = {
+        "start": ClaimConfig(metric=metric, statistic=Statistic.start, value=0.2),
+        "middle": ClaimConfig(metric=metric, value=0.5, first_step=2, last_step=3),
+        "end": ClaimConfig(metric=metric, value=0.7, first_step=4, last_step=99),
+        "later": ClaimConfig(metric=metric, value=0.9, first_step=5),
+    }
+    page = Page(render(read_runs([write_run(tmp_path / "run", published=PublishedConfig(claims=claims))])))
+    windows = {line["label"]: line["window"] for line in page.data()["lines"]}
+    assert windows == {
+        "published/start": {"step": [0, 0], "prompts_trained": [0, 0], "tokens_trained": [0, 0]},
+        "published/middle": {"step": [2, 3], "prompts_trained": [64, 96], "tokens_trained": [0, 0]},
+        "published/end": {"step": [4, 4], "prompts_trained": [128, 128], "tokens_trained": [0, 0]},
+    }
+    assert "5 to the last" in page.text, "in the table it stands from the beginning"
 
 
 def test_what_the_plan_predicted_is_a_line_of_its_metric_once_where_runs_agree(tmp_path):
@@ -168,7 +196,7 @@ def test_what_the_plan_predicted_is_a_line_of_its_metric_once_where_runs_agree(t
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": 9, "plan/time/step_s": seconds}) + "\n")
     data = Page(render(read_runs(runs))).data()
-    assert data["lines"] == [
+    assert [without_window(line) for line in data["lines"]] == [
         {"metric": "time/step_s", "label": "plan (a, b)", "value": 3.0},
         {"metric": "time/step_s", "label": "plan (c)", "value": 5.0},
     ]
@@ -177,25 +205,21 @@ def test_what_the_plan_predicted_is_a_line_of_its_metric_once_where_runs_agree(t
 
 def test_settings_commit_and_packages_that_differ_are_named_with_their_values(sweep):
     runs = read_runs(find_runs(sweep))
-    assert settings_that_differ(runs) == {"seed": [0, 1], "algorithm.clip_high": [0.2, 0.28]}
+    assert settings_that_differ(runs) == {"seed": (0, 1), "algorithm.clip_high": (0.2, 0.28)}
     facts = json.loads((sweep / "001" / "provenance.json").read_text())
     facts["packages"] = {"torch": "2.12.0", "vllm": "0.32.0"}
     (sweep / "001" / "provenance.json").write_text(json.dumps(facts))
     found = settings_that_differ(read_runs(find_runs(sweep)))
-    assert found["packages.torch"] == ["2.13.0", "2.12.0"]
-    assert found["packages.vllm"] == [None, "0.32.0"]
+    assert found["packages.torch"] == ("2.13.0", "2.12.0")
+    assert found["packages.vllm"] == (ABSENT, "0.32.0")
 
 
-def test_a_key_that_one_config_lacks_differs_and_a_null_does_not():
-    assert differing([{"a": {"b": 1, "c": None}}, {"a": {"b": 2}}]) == {"a.b": [1, 2]}
-
-
-def test_phases_are_means_over_timed_steps_and_parts_of_training_follow_it(tmp_path):
+def test_phases_are_means_over_timed_steps_with_their_peaks_and_parts_of_training_follow_it(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run")])
-    assert [(phase.name, phase.seconds, phase.share, phase.is_part) for phase in phases(run)] == [
-        ("train", 2.0, 0.5, False),
-        ("forward_backward", 1.5, 0.375, True),
-        ("wait_for_batch", 1.5, 0.375, False),
+    assert phases(run) == [
+        Phase("train", 2.0, 0.5, is_part=False, resident_gib=2.5, gpu_gib=None),
+        Phase("forward_backward", 1.5, 0.375, is_part=True, resident_gib=None, gpu_gib=74.0),
+        Phase("wait_for_batch", 1.5, 0.375, is_part=False, resident_gib=None, gpu_gib=None),
     ]
     assert memory(run) == {"memory/rss_gib": 1.5}
     assert run.seconds == 16.0
