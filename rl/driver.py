@@ -20,6 +20,7 @@ from rl import exit_codes
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.lock import published_lines, published_status
+from rl.config.reproducible import promise
 from rl.config.schema import ConfigError, FullyAsyncConfig, Mode, RunConfig
 from rl.config.secrets import MaskingFormatter, mask_secrets
 from rl.faults import headline
@@ -92,6 +93,7 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             "task_fingerprint": policy.task_fingerprint,
             "published": None if status is None else status.facts(),
             "total_steps": config.num_steps(policy.task.num_prompts),
+            "reproducible": promise(config).line,
         },
     )
     facts = run_facts(run_folder, config=mask_secrets(plain), provenance=provenance)

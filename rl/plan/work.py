@@ -6,6 +6,7 @@ import math
 
 from rl.config.build import target_class
 from rl.config.check import check_data
+from rl.config.reproducible import promise
 from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig
 from rl.plan.forecast import Forecast
 from rl.plan.memory import count
@@ -31,6 +32,7 @@ def work_lines(config: RunConfig, found: Forecast | None) -> list[str]:
         _evaluation(config),
         f"a publish every {config.placement.publish_every} step(s); at most {config.max_admitted:,} groups admitted"
         f"{_surplus(config)}, window {config.window:,}: staleness at most {config.staleness_bound}{_in_flight(config)}",
+        promise(config).line,
     ]
 
 

@@ -50,7 +50,7 @@ def test_a_plan_of_one_engine_speaks_of_no_replicas(capsys: pytest.CaptureFixtur
     ],
 )
 def test_the_bound_and_what_a_publish_does_are_said(capsys: pytest.CaptureFixture[str], words, expected):
-    (line,) = [line for line in plan_of(capsys, *words) if "staleness" in line]
+    (line,) = [line for line in plan_of(capsys, *words) if "staleness at most" in line]
     assert line.endswith(expected)
 
 
