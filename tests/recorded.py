@@ -1,25 +1,33 @@
-"""A config that remembers which of its keys the parts of a run read."""
+"""A config that remembers which of its keys the parts of a run read, in whatever process they are."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 DOOR = ("rl.config.check", "rl.config.load", "rl.config.given", "rl.config.unused")
 """Rules look at keys to refuse; that is no use of them."""
 
 
-def recorded(config: Any, read: set[str], prefix: str = "") -> Any:
-    """A copy of `config`, of classes that say the same and add each key that code of rl/ reads to `read`."""
+def recorded(config: Any, folder: Path, prefix: str = "") -> Any:
+    """A copy of `config`, of classes that say the same and note each key that code of rl/ reads in `folder`.
+
+    Each process has a file of its own there. Ray sends such classes whole, so that actors note what they read, too.
+    """
     original = type(config)
+    noted: set[tuple[int, str]] = set()
 
     def __getattribute__(self: Any, name: str) -> Any:
         if name in names:
             frame = sys._getframe(1)
             reader = frame.f_globals.get("__name__", "")
-            if reader.startswith("rl.") and reader not in DOOR:
-                read.add(prefix + name)
+            if reader.startswith("rl.") and reader not in DOOR and (os.getpid(), name) not in noted:
+                noted.add((os.getpid(), name))
+                with (folder / str(os.getpid())).open("a") as file:
+                    file.write(f"{prefix}{name}\n")
         return object.__getattribute__(self, name)
 
     names = {field.name for field in dataclasses.fields(config)}
@@ -30,8 +38,13 @@ def recorded(config: Any, read: set[str], prefix: str = "") -> Any:
     for name in names:
         value = getattr(config, name)
         is_node = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        object.__setattr__(copy, name, recorded(value, read, f"{prefix}{name}.") if is_node else value)
+        object.__setattr__(copy, name, recorded(value, folder, f"{prefix}{name}.") if is_node else value)
     return copy
+
+
+def keys_read(folder: Path) -> dict[int, set[str]]:
+    """Process -> the keys that it read."""
+    return {int(path.name): set(path.read_text().splitlines()) for path in folder.iterdir()}
 
 
 def leaf_keys(config: Any, prefix: str = "") -> set[str]:
