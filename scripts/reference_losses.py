@@ -90,7 +90,7 @@ def verl_losses(inputs: dict[str, torch.Tensor]) -> list[Case]:
     cases.append(surrogate("vanilla", "token-mean", **clip, clip_ratio_c=10.0))
     cases.append(surrogate("gspo", "seq-mean-token-mean", clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.15))
     cases.append(surrogate("cispo", "token-mean", clip_ratio=0.2, clip_ratio_low=1.0, clip_ratio_high=1.0))
-    for level, threshold in (("token", 1.5), ("sequence", 1.5), ("token", "0.7_1.4")):
+    for level, threshold in (("token", 1.5), ("sequence", 1.5), ("token", "0.7_1.4"), ("sequence", "0.5_2.0")):
         weights, _, _ = compute_rollout_correction_and_rejection_mask(
             old_log_prob=old,
             rollout_log_prob=inputs["rollout"],
@@ -143,6 +143,9 @@ def verl_advantages(inputs: dict[str, torch.Tensor]) -> list[Case]:
             kl_coef=coef,
             gamma=0.9,
         )
+    alone = torch.arange(len(last)).numpy()
+    add("grpo_groups_of_one", core_algos.compute_grpo_outcome_advantage(rewards, mask, alone)[0])
+    add("rloo_groups_of_one", core_algos.compute_rloo_outcome_advantage(rewards, mask, alone)[0])
     baseline = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)[0]
     add("reinforce_pp_baseline", baseline)
     return cases
@@ -222,6 +225,14 @@ def trl_losses(inputs: dict[str, torch.Tensor]) -> list[Case]:
     return cases
 
 
+def trl_overlong() -> Case:
+    from trl.rewards import get_soft_overlong_punishment
+
+    lengths = list(range(1, 25))
+    penalty = get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=6)
+    return {"kind": "overlong", "limit": 20, "buffer": 6, "rewards": penalty([[0] * length for length in lengths])}
+
+
 def main(path: str) -> None:
     inputs = made_inputs()
     fixture = {
@@ -229,7 +240,7 @@ def main(path: str) -> None:
         "horizon": HORIZON,
         "inputs": {name: values.tolist() for name, values in inputs.items()},
         "verl": verl_losses(inputs) + verl_advantages(inputs),
-        "trl": trl_losses(inputs),
+        "trl": [*trl_losses(inputs), trl_overlong()],
     }
     Path(path).write_text(json.dumps(fixture) + "\n", encoding="utf-8")
 

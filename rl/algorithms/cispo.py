@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 class CISPO(PolicyGradient[CISPOConfig]):
     """Equations 4 and 5 of the paper: -sg[clip(r)] A log pi, token mean, with GRPO's advantages. No token's gradient is
-    cut off. The paper's ratio is over the policy that sampled, so `old_logprobs` is the engine's by default: over a
-    later pass of the trainer the bounds would see no staleness. TRL's code has the upper bound only; verl's defaults
-    are PPO's bounds.
+    cut off. The token mean is over the whole update, where the equation as printed takes one for each group
+    (`aggregation=prompt_mean_token_mean`). The paper's ratio is over the policy that sampled, so `old_logprobs` is the
+    engine's by default: over a later pass of the trainer the bounds would see no staleness. TRL's code has the upper
+    bound only; verl's defaults are PPO's bounds.
     """
 
     @classmethod

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class GSPO(PolicyGradient[GSPOConfig]):
     """Equation 5 of the paper with the ratio of its equation 7, the geometric mean of an answer's token ratios, clipped
     answer by answer; the loss is the mean over answers. Advantages are GRPO's. Since one advantage holds for all tokens
-    of an answer, the token form (its equation 13) has the same value and gradient. verl's code bounds the log-ratio to
-    10 where this one bounds it to 20.
+    of an answer, the token form with its stopped gradients (equations 13 and 14) has the same value and gradient.
+    verl's code bounds the log-ratio to 10 where this one bounds it to 20.
     """
 
     def advantages(self, rewards: Sequence[Rewards]) -> list[Rewards]:

@@ -140,7 +140,7 @@ def clipped_surrogate(
 
 
 def reinforce(logprobs: torch.Tensor, advantages: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """-A log pi, or -sg[w] A log pi."""
+    """-A log pi (REINFORCE), or -sg[w] A log pi."""
     losses = -advantages * logprobs
     return losses if weights is None else weights.detach() * losses
 

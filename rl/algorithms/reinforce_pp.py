@@ -13,9 +13,10 @@ from rl.types import Rollout, RolloutGroup
 
 
 class ReinforcePP(ClippedPolicyGradient[ReinforcePPConfig]):
-    """The return from each token on, less its KLs, normalized over all loss tokens of the step, under PPO's clip.
+    """A_t = r - beta sum over i >= t of KL(i), normalized over all loss tokens of the step, under PPO's clip.
 
-    The reward comes with the last loss token. As in OpenRLHF's and verl's code the normalization is over tokens.
+    KL(i) is the k1 of the policy that sampled and the reference; the reward comes with the last loss token. As in
+    OpenRLHF's and verl's code the normalization is over tokens. The loss is a token mean.
     """
 
     min_group_size = 1
@@ -40,7 +41,8 @@ class ReinforcePP(ClippedPolicyGradient[ReinforcePPConfig]):
 
 
 class ReinforcePPBaseline(ClippedPolicyGradient[ReinforcePPBaselineConfig]):
-    """Reward less the group's mean, normalized over all loss tokens of the step. The paper adds a k2 KL to the loss."""
+    """Reward less the group's mean, normalized over all loss tokens of the step. The paper adds a k2 KL to the loss; a
+    `kl_coef` above 0 does so here."""
 
     def assign_advantages(self, groups: Sequence[RolloutGroup]) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]

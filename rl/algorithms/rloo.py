@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class RLOO(PolicyGradient[RLOOConfig]):
-    """The paper's RLOO estimator: the answer is one action, so its log-prob is the sum over tokens; the KL, if any, is
-    in the reward, and there is no ratio or clip. verl's and TRL's code clip a ratio; TRL's, of whole answers, has the
-    same gradient at the first update. For later updates and stale answers use `old_logprobs=rollout` with `correction`.
+    """The paper's RLOO estimator, 1/k sum over i of [R(y_i) - mean of the other R] grad log pi(y_i | x): the answer is
+    one action, so its log-prob is the sum over tokens; the KL, if any, is in the reward, and there is no ratio or clip.
+    verl's and TRL's code clip a ratio; TRL's, of whole answers, has the same gradient at the first update. For later
+    updates and stale answers use `old_logprobs=rollout` with `correction`.
     """
 
     has_ratio = False

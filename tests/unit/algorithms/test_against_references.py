@@ -118,7 +118,7 @@ def test_cispo_agrees_with_verl_at_its_bounds():
     assert_agrees(CISPO(config), cases("verl", "cispo")[0])
 
 
-@pytest.mark.parametrize("index", [5, 6, 7])
+@pytest.mark.parametrize("index", [5, 6, 7, 8])
 def test_importance_weights_of_three_policies_agree_with_verl(index):
     case = cases("verl", "vanilla")[index]
     masked = isinstance(case["threshold"], str)
@@ -270,4 +270,14 @@ def test_rloo_has_the_gradient_of_trl_where_the_policy_is_the_old_one():
 
 
 def test_a_group_of_one_has_no_advantage_where_verl_gives_it_its_reward():
+    for name in ("grpo_groups_of_one", "rloo_groups_of_one"):
+        np.testing.assert_allclose(advantage_case(name), spread(rewards()), atol=TOLERANCE)
     assert group_scaled(np.array([0.7])).tolist() == leave_one_out(np.array([0.7])).tolist() == [0.0]
+
+
+def test_overlong_shaping_agrees_with_trl():
+    (case,) = cases("trl", "overlong")
+    dapo = DAPO(DAPOConfig(**SIZES, response_limit=case["limit"], overlong_buffer=case["buffer"]))
+    answers = made_group([0.0] * len(case["rewards"]), response_tokens=range(1, len(case["rewards"]) + 1))
+    assert [dapo.shape_reward(rollout) for rollout in answers.rollouts] == pytest.approx(case["rewards"], abs=TOLERANCE)
+    assert len({reward for reward in case["rewards"] if -1 < reward < 0}) == 5

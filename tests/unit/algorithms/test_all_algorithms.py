@@ -22,6 +22,7 @@ from rl.config.algorithms import (
     GSPOConfig,
     KlEstimator,
     KlGradient,
+    KlPlacement,
     OldLogprobs,
     Outside,
     ReinforcePPBaselineConfig,
@@ -32,6 +33,7 @@ from rl.config.algorithms import (
 from rl.config.build import build
 from rl.loggers.names import unlisted
 from rl.protocols import Algorithm, LossInputs
+from rl.types import Rollout
 from tests.made_groups import made_group
 from tests.made_losses import gradient, loss_inputs
 
@@ -272,6 +274,42 @@ def test_cispo_weighs_and_never_cuts_off():
         output = algorithm_of("cispo").loss(inputs)
         assert gradient(inputs, output.loss).tolist() == pytest.approx([-sign * w / 3 for w in (0.1, 1.0, 5.0)])
         assert output.token_sums["train/weight_clipped_high_fraction"].item() == 1
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+def test_advantages_go_by_identity_whatever_the_order_of_groups_and_answers(name, kl_coef):
+    """One member of the first group failed, and one group has a single answer."""
+    config = CONFIGS[name]
+    algorithm = build(replace(config, kl_coef=kl_coef, kl_in=KlPlacement.reward))
+    found = []
+    for shuffled in (False, True):
+        groups = [
+            made_group([1.0, 0.0, 0.5, 1.0], group_id=0),
+            made_group([0.0, 1.0], group_id=1),
+            made_group([0.7], group_id=2),
+        ]
+        del groups[0].rollouts[1]
+        for group in groups:
+            for rollout in group.rollouts:
+                rollout.ref_logprobs = np.where(rollout.loss_mask, 0.9 * rollout.rollout_logprobs, np.float32(0.0))
+        if shuffled:
+            groups = [groups[i] for i in (2, 0, 1)]
+            for group in groups:
+                group.rollouts.reverse()
+        algorithm.assign_advantages(groups)
+        found.append({(r.group_id, r.index): _of_tokens(r) for group in groups for r in group.rollouts})
+    assert found[0].keys() == found[1].keys()
+    for identity, values in found[0].items():
+        np.testing.assert_allclose(found[1][identity], values, atol=1e-6)
+    assert any(np.any(values != 0) for values in found[0].values())
+    if not isinstance(config, ReinforcePPConfig | ReinforcePPBaselineConfig):  # whose baseline or scale is the batch's
+        assert not np.any(found[0][2, 0])
+
+
+def _of_tokens(rollout: Rollout) -> np.ndarray:
+    values = rollout.token_advantages
+    return np.array([rollout.advantage]) if values is None else values[rollout.loss_mask]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
