@@ -27,7 +27,7 @@ class _Watch:
     sentinel: str
     """Field of `SentinelsConfig`."""
     keys: tuple[str, ...]
-    """Metrics whose sum is compared."""
+    """Metrics of which the worst is compared."""
     is_floor: bool
     """The limit is the smallest healthy value, not the largest."""
     meaning: str
@@ -50,7 +50,7 @@ WATCHES = (
     ),
     _Watch(
         "mismatch",
-        ("mismatch/kl_k3",),
+        ("mismatch/kl_k3", "canary/kl_k3"),
         False,
         "engine and trainer give the same tokens different log-probs on equal weights. Set algorithm.correction, or "
         "make their dtypes equal.",
@@ -59,7 +59,8 @@ WATCHES = (
         "nonfinite",
         ("rollout/nonfinite_logprobs", "train/nonfinite_logprobs"),
         False,
-        "so many loss tokens have no finite log-prob, and were left out of the loss and its denominators.",
+        "so many loss tokens have no finite log-prob. They were left out of the loss and its denominators, or, where "
+        "the policy itself gives none, the update was skipped.",
     ),
     _Watch(
         "effective_samples",
@@ -97,15 +98,16 @@ class Sentinels:
         """Values past their limit; one that is missing or not a number is not judged."""
         trips = []
         for watch in WATCHES:
-            known = [metrics[key] for key in watch.keys if not math.isnan(metrics.get(key, math.nan))]
+            known = {key: metrics[key] for key in watch.keys if not math.isnan(metrics.get(key, math.nan))}
+            if not known:
+                continue
             settings: SentinelConfig = getattr(self._config, watch.sentinel)
             limit = self._dtype_limit if settings.limit is None else settings.limit
-            value = sum(known)
-            if known and (value < limit if watch.is_floor else value > limit):
+            key = (min if watch.is_floor else max)(known, key=known.__getitem__)
+            if known[key] < limit if watch.is_floor else known[key] > limit:
                 relation = "below" if watch.is_floor else "above"
                 message = (
-                    f"{' + '.join(watch.keys)} is {value:.3g}, {relation} sentinels.{watch.sentinel}.limit={limit:g}: "
-                    f"{watch.meaning}"
+                    f"{key} is {known[key]:.3g}, {relation} sentinels.{watch.sentinel}.limit={limit:g}: {watch.meaning}"
                 )
                 trips.append(Trip(watch.sentinel, settings.action, message))
         return trips

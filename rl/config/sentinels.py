@@ -30,7 +30,8 @@ class SentinelsConfig:
     padding: SentinelConfig = field(default_factory=SentinelConfig)
     """Largest change, in nats, of a log-prob when other sequences and masked values change; found at the first step."""
     mismatch: SentinelConfig = field(default_factory=partial(SentinelConfig, 0.01))
-    """Largest k3 between engine and trainer of equal weights, in nats. In bypass mode it is in every policy ratio."""
+    """Largest k3 between engine and trainer of equal weights, in nats: of the step's fresh answers, and of the canary's
+    where no answer is fresh. In bypass mode it is in every policy ratio."""
     nonfinite: SentinelConfig = field(default_factory=partial(SentinelConfig, 0.0))
     """Most loss tokens of a step without a finite log-prob."""
     effective_samples: SentinelConfig = field(default_factory=partial(SentinelConfig, 0.3))

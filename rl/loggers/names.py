@@ -6,6 +6,7 @@ a key that is not here. In metrics.jsonl a value that does not exist (a mean ove
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -70,7 +71,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/correct", "fraction", "rollouts with the right outcome, free of shaping", (0.0, 1.0)),
     Metric("reward/part/<name>", "", "one named part of the reward"),
     Metric(
-        "reward/uniform_group_fraction", "fraction", "groups whose rewards are all equal, so that they teach nothing"
+        "reward/uniform_group_fraction",
+        "fraction",
+        "groups whose rewards are all equal, so that they teach nothing",
+        (0.0, 0.95),
     ),
     Metric("rollout/response_tokens_mean", "tokens", "response length over the rollouts that were trained on"),
     Metric("rollout/response_tokens_max", "tokens", "longest response", reduction=Reduction.MAX),
@@ -124,7 +128,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/loss", "", "loss of the update, over the updates of the step"),
     Metric("train/grad_norm", "", "global gradient norm before clipping, over the updates of the step", (0.0, 100.0)),
     Metric("train/lr", "", "learning rate of the step's last update", reduction=Reduction.LAST),
-    Metric("train/entropy", "nats", "entropy of the policy over loss tokens, at the sampling temperature"),
+    Metric(
+        "train/entropy",
+        "nats",
+        "entropy of the policy over loss tokens, at the sampling temperature",
+        (1e-3, math.inf),
+    ),
     Metric("train/ratio_clipped_low_fraction", "fraction", "loss tokens clipped at 1 - clip_low", (0.0, 0.5)),
     Metric("train/ratio_clipped_high_fraction", "fraction", "loss tokens clipped at 1 + clip_high", (0.0, 0.5)),
     Metric("train/ratio_clipped_dual_fraction", "fraction", "loss tokens held at dual_clip", (0.0, 0.1)),
@@ -164,7 +173,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "train/nonfinite_logprobs",
         "tokens",
-        "loss tokens without a finite old or reference log-prob; they are not trained on",
+        "loss tokens whose old or reference log-prob is not finite, which are not trained on, or whose own is not, so "
+        "that the update is skipped",
         (0.0, 0.0),
         Reduction.SUM,
     ),

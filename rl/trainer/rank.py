@@ -126,6 +126,8 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         with self._measured(parts, "old_logprobs"):
             self._fill_fixed_logprobs(mini_batches)
         loss_counts, num_masked = self._mask_nonfinite(mini_batches, loss_counts)
+        is_first_rank = float(self.rank == 0)
+        metrics.add_mean("train/nonfinite_logprobs", num_masked * is_first_rank, count=is_first_rank)
         grad_norms: list[float] = []
         lr = math.nan
         skipped = 0
@@ -146,7 +148,6 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         enter_phase("metrics")
         values = metrics.reduced()
         values |= {"train/lr": lr, "train/skipped_updates": float(skipped)}
-        values["train/nonfinite_logprobs"] = float(num_masked)
         mean, mean_square = (values.pop(f"offpolicy/{name}", math.nan) for name in ("ratio_mean", "ratio_square_mean"))
         values["offpolicy/effective_sample_fraction"] = mean**2 / mean_square if mean_square else math.nan
         if grad_norms:
@@ -255,6 +256,7 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         output.loss.backward()
         tokens_run = int(micro.loss_mask.sum())
         metrics.add_mean("train/loss", output.loss.detach(), count=0.0)
+        metrics.add_mean("train/nonfinite_logprobs", (~logprobs.detach().isfinite()).sum(), count=0.0)
         metrics.add_mean("train/entropy", entropy.detach()[inputs.loss_mask].sum(), tokens_run)
         for key, total in output.token_sums.items():
             metrics.add_mean(key, total, tokens_run)

@@ -14,6 +14,7 @@ HEALTHY = {
     "train/old_logprob_difference_max": 0.0,
     "sentinel/padding_leak": 0.0,
     "mismatch/kl_k3": 1e-4,
+    "canary/kl_k3": 2e-3,
     "rollout/nonfinite_logprobs": 0.0,
     "train/nonfinite_logprobs": 0.0,
     "offpolicy/effective_sample_fraction": 0.98,
@@ -24,6 +25,7 @@ SICK = [
     ("old_logprobs", "train/old_logprob_difference_max", 2e-5),
     ("padding", "sentinel/padding_leak", math.inf),
     ("mismatch", "mismatch/kl_k3", 0.02),
+    ("mismatch", "canary/kl_k3", 0.02),
     ("nonfinite", "rollout/nonfinite_logprobs", 1.0),
     ("nonfinite", "train/nonfinite_logprobs", 1.0),
     ("effective_samples", "offpolicy/effective_sample_fraction", 0.1),
@@ -73,6 +75,20 @@ def test_each_sentinel_can_stop_the_run(name, key, value):
     watch = sentinels(**{name: SentinelConfig(getattr(SentinelsConfig(), name).limit, SentinelAction.stop)})
     with pytest.raises(SentinelError, match=rf"^step 7: .*sentinels\.{name}\.action=stop"):
         watch.act(watch.find(HEALTHY | {key: value}), step=7)
+
+
+@pytest.mark.parametrize(("name", "key", "value"), SICK)
+def test_each_sentinel_can_warn_and_let_the_run_go_on(name, key, value, caplog):
+    watch = sentinels()
+    with caplog.at_level(logging.WARNING):
+        watch.act(watch.find(HEALTHY | {key: value}), step=7)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"step 7: {key} is ") and f"sentinels.{name}.limit=" in record.getMessage()
+
+
+def test_where_no_answer_is_fresh_the_canary_tells_of_the_mismatch():
+    stale = HEALTHY | {"mismatch/kl_k3": math.nan, "canary/kl_k3": 0.02}
+    assert [trip.sentinel for trip in sentinels().find(stale)] == ["mismatch"]
 
 
 def test_a_warning_comes_once_until_the_value_was_inside_again(caplog):
