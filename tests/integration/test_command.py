@@ -97,6 +97,7 @@ def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path
     planned = json.loads((folder / "plan.json").read_text())["planned"]["memory/rss_gib"]
     assert rows[1]["plan/memory/rss_gib"] == rows[2]["plan/memory/rss_gib"] == planned
     assert rows[2]["memory/rss_gib"] / 2 < planned < 2 * rows[2]["memory/rss_gib"]
+    assert rows[2]["memory/train_gib"] / 2 < planned < 2 * rows[2]["memory/train_gib"]
     assert (tmp_path / "outputs" / "measurements.jsonl").read_text().count("\n") == 1
     assert rows[2]["prompts_trained"] == 8
     assert rows[2]["tokens_trained"] <= 8 * 16 * 4

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rl.loop import _Clock
 from rl.resident import resident_gib, take_peak_gib
+from rl.types import TrainBatch
 
 QUARTER = 2**28 // 8
 
@@ -21,6 +23,18 @@ def test_memory_that_was_given_back_is_in_the_peak_once():
     del array
     assert take_peak_gib() == pytest.approx(before + 0.25, abs=0.02)
     assert take_peak_gib() == pytest.approx(before, abs=0.02)
+
+
+def test_a_phase_has_the_memory_that_was_resident_in_it_and_not_in_one_inside_it():
+    if take_peak_gib() is None:
+        pytest.skip("this kernel does not set the high-water mark back")
+    clock, before = _Clock(), resident_gib()
+    with clock.phase("outer"), clock.phase("inner"):
+        array = np.ones(QUARTER)
+        del array
+    row = clock.row(overlap_s=0.0, busy_s=0.0, batch=TrainBatch([], [], {}))
+    assert row["memory/inner_gib"] == pytest.approx(before + 0.25, abs=0.02)
+    assert row["memory/outer_gib"] == pytest.approx(before, abs=0.02)
 
 
 def test_a_kernel_that_does_not_tell_gives_none(monkeypatch: pytest.MonkeyPatch):
