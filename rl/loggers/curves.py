@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ NUM_BINS = 250
 """Bars of the step-time panel at most; more steps are averaged."""
 KL_FLOOR = 1e-9
 """What is below is rounding: equal weights and equal kernels."""
-MAX_ENTRIES_ABOVE = 6
+MAX_ENTRIES_ABOVE, MAX_LETTERS_ABOVE = 6, 40
 """Of a legend between a panel's title and its frame; a longer one goes inside."""
 BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#3366aa", "#dd8833", "#338855", "#bb4444", "#7755aa", "#888888"
 PHASES = (
@@ -71,11 +72,11 @@ def draw_curves(rows: Sequence[Row], path: Path, *, title: str, published: Seque
 def _panels() -> list[tuple[Callable[[Axes, Sequence[Row]], None], tuple[str, ...]]]:
     """What draws each panel, and prefixes of the metrics whose published values belong in it."""
     return [
-        (_draw_reward, ("reward/mean", "reward/correct")),
+        (_draw_reward, ("reward/mean", "reward/shaped_mean")),
         (_draw_eval, ("eval/",)),
         (_draw_length, ("rollout/response_tokens_",)),
         (_draw_entropy, ("train/entropy",)),
-        (_draw_kl, ("mismatch/kl_k3", "offpolicy/kl_k3", "train/kl_ref")),
+        (_draw_kl, ("mismatch/kl_k3", "offpolicy/kl_k3", "train/kl_ref", "train/approx_kl")),
         (_draw_staleness, ("staleness/",)),
         (_draw_throughput, ("rollout/tokens_per_s",)),
         (_draw_time, ("time/step_s",)),
@@ -103,9 +104,9 @@ def _finish_panel(axes: Axes, last_step: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     margin = max(0.03 * last_step, 0.6)
     axes.set_xlim(-margin, last_step + margin)
-    handles, _ = axes.get_legend_handles_labels()
-    if len(handles) > MAX_ENTRIES_ABOVE:
-        axes.legend(frameon=False, fontsize=7, ncols=2)
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > MAX_ENTRIES_ABOVE or sum(map(len, labels)) > MAX_LETTERS_ABOVE:
+        axes.legend(fontsize=7, framealpha=0.7, edgecolor="none", ncols=2 if len(handles) > MAX_ENTRIES_ABOVE else 1)
     elif handles:
         axes.legend(
             loc="lower left",
@@ -146,6 +147,8 @@ def _draw_reward(axes: Axes, rows: Sequence[Row]) -> None:
     _title(axes, "Training reward")
     axes.set_ylabel("reward")
     _line(axes, rows, "reward/mean", label="mean", color=BLUE)
+    if any(row.get("reward/shaped_mean") != row.get("reward/mean") for row in rows):
+        _line(axes, rows, "reward/shaped_mean", label="shaped, that advantages come from", color=ORANGE)
 
 
 def _draw_eval(axes: Axes, rows: Sequence[Row]) -> None:
@@ -197,6 +200,7 @@ def _draw_kl(axes: Axes, rows: Sequence[Row]) -> None:
     _line(axes, rows, "mismatch/kl_k3", label="engine, trainer", color=RED)
     _line(axes, rows, "offpolicy/kl_k3", label="off-policy", color=ORANGE)
     _line(axes, rows, "train/kl_ref", label="reference", color=BLUE)
+    _line(axes, rows, "train/approx_kl", label="updates", color=GREEN)
     largest = max((line.get_ydata().max() for line in axes.lines), default=1.0)  # type: ignore[union-attr]
     if largest > KL_FLOOR:
         axes.set_yscale("log", nonpositive="mask")
@@ -234,19 +238,19 @@ def _draw_time(axes: Axes, rows: Sequence[Row]) -> None:
     if len(steps) == 0:
         return
     timed = [row for row in rows if row.get("time/step_s") is not None]
-    bins = np.array_split(np.arange(len(steps)), min(NUM_BINS, len(steps)))
-    centers = np.array([steps[members].mean() for members in bins])
-    width = (steps[-1] - steps[0] + 1) / len(bins)
+    size = math.ceil(len(steps) / NUM_BINS)
+    bins = [slice(begin, begin + size) for begin in range(0, len(steps), size)]
+    edges = [*(steps[members][0] - 0.5 for members in bins), steps[-1] + 0.5]
     bottom = np.zeros(len(bins))
     for phase, label, color in PHASES:
         values = np.array([row.get(f"time/{phase}_s") or 0.0 for row in timed])
         heights = np.array([values[members].mean() for members in bins])
         if heights.any():
-            axes.bar(centers, heights, width, bottom, color=color, label=label)
-            bottom += heights
+            axes.stairs(bottom + heights, edges, baseline=bottom, fill=True, color=color, label=label)
+            bottom = bottom + heights
     # Phases that run at the same time can add up to more than the step: then nothing is left over.
     rest = np.maximum(np.array([totals[members].mean() for members in bins]) - bottom, 0.0)
-    axes.bar(centers, rest, width, bottom, color="#cccccc", label="other")
+    axes.stairs(bottom + rest, edges, baseline=bottom, fill=True, color="#cccccc", label="other")
 
 
 class CurvesProcess:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl.config.published import SPEED_METRICS
 from rl.loggers.names import Reduction, find
 
 _POINT_OF_SWEEP = re.compile(r"\d{3,}")
@@ -60,9 +61,18 @@ class RunFacts:
 
 
 def reference_lines(config: Mapping[str, Any]) -> list[ReferenceLine]:
-    """Claims in a run's plain config that are values of a curve; a ratio to another run is none."""
-    claims = (config.get("published") or {}).get("claims") or {}
-    return [_line(name, claim) for name, claim in claims.items() if claim["statistic"] != "ratio"]
+    """Claims in a run's plain config that are values of a curve; a ratio to another run is none.
+
+    Nor is a speed on other hardware than the source's, unless it claims the same there.
+    """
+    published = config.get("published") or {}
+    of_speed = (config.get("hardware") or {}).get("name") in _hardware_of(published)
+    claims = [(name, claim) for name, claim in (published.get("claims") or {}).items() if claim["statistic"] != "ratio"]
+    return [_line(name, claim) for name, claim in claims if of_speed or not claim["metric"].startswith(SPEED_METRICS)]
+
+
+def _hardware_of(published: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return published.get("measured_on") or None, *(published.get("carried_over") or ())
 
 
 def run_facts(run_folder: Path, *, config: Mapping[str, Any], provenance: Mapping[str, Any]) -> RunFacts:

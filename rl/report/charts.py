@@ -46,31 +46,44 @@ def page_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """What the page's script draws, as plain JSON."""
     keys = dict.fromkeys(key for run in runs for row in run.rows for key, value in row.items() if value is not None)
     metrics = [key for key in keys if key not in AXES and not key.startswith("plan/") and not key.endswith("/stderr")]
+    sections = {title: _chosen(metrics, wanted) for title, wanted in SHOWN.items()}
+    published = _published(runs)
+    claimed = dict.fromkeys(line["metric"] for line in published if line["metric"] in metrics)
+    shown = {key for chosen in sections.values() for key in chosen}
     return {
         "runs": [{"name": run.name, "varied": run.varied, "columns": _columns(run, keys)} for run in runs],
         "axes": AXES,
-        "sections": {title: _chosen(metrics, wanted) for title, wanted in SHOWN.items()},
+        "sections": sections | {"Other published claims": [key for key in claimed if key not in shown]},
         "metrics": {key: _describe(key) for key in sorted(metrics)},
-        "lines": [*_published(runs), *_planned(runs)],
+        "lines": [*published, *_planned(runs)],
     }
 
 
-def all_published(runs: Sequence[ReportedRun]) -> list[ReferenceLine]:
-    """Of all runs; one that several runs share is there once."""
-    return list(dict.fromkeys(line for run in runs for line in run.facts.published))
+def all_published(runs: Sequence[ReportedRun]) -> dict[ReferenceLine, list[ReportedRun]]:
+    """What is claimed -> the runs that it is claimed of."""
+    found: dict[ReferenceLine, list[ReportedRun]] = {}
+    for run in runs:
+        for line in run.facts.published:
+            found.setdefault(line, []).append(run)
+    return found
 
 
 def _published(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Claims whose window a run has come to, with that window along each axis: as of the run that came furthest."""
     found = []
-    for line in all_published(runs):
-        of_line = [run.rows for run in runs if run.rows and line in run.facts.published]
-        rows = max(of_line, key=lambda rows: rows[-1]["step"], default=[])
+    for line, of in all_published(runs).items():
+        rows = max((run.rows for run in of if run.rows), key=lambda rows: rows[-1]["step"], default=[])
         if rows and rows[-1]["step"] >= (line.first_step or 0):
             ends = (line.first_step, line.last_step)
             window = {axis: [_reached(rows, axis, step) for step in ends] for axis in AXES}
-            found.append({"metric": line.metric, "label": line.key, "value": line.value, "window": window})
+            label = _label(line.key, [run.name for run in of], runs)
+            found.append({"metric": line.metric, "label": label, "value": line.value, "window": window})
     return found
+
+
+def _label(text: str, names: Sequence[str], runs: Sequence[ReportedRun]) -> str:
+    """With the runs that it is of, unless it is of all."""
+    return f"{text} ({', '.join(names)})" if len(names) < len(runs) else text
 
 
 def _reached(rows: Sequence[Row], axis: str, step: int | None) -> float | None:
@@ -95,7 +108,7 @@ def _planned(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     return [
         {
             "metric": metric,
-            "label": f"plan ({', '.join(names)})" if len(names) < len(runs) else "plan",
+            "label": _label("plan", names, runs),
             "value": value,
             "window": {axis: [None, None] for axis in AXES},
         }

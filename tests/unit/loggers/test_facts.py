@@ -74,6 +74,14 @@ def test_a_start_is_claimed_of_one_step_and_people_read_the_window_in_words():
     assert [step for step in range(4) if lines[1].holds_at(step)] == [2]
 
 
+@pytest.mark.parametrize(("hardware", "names"), [("here", ["a", "b"]), ("same", ["a", "b"]), ("other", ["a"])])
+def test_a_speed_is_claimed_only_of_the_hardware_that_its_source_speaks_of(hardware, names):
+    config = published(a=claim(), b=claim(metric="time/step_s"))
+    config["published"] |= {"measured_on": "here", "carried_over": {"same": "because"}}
+    lines = reference_lines(config | {"hardware": {"name": hardware}})
+    assert [line.claim for line in lines] == names
+
+
 def test_a_time_of_a_step_that_is_four_rows_here_is_a_quarter_in_each_and_a_share_is_the_same():
     config = published(
         step_s=claim(metric="time/step_s", value=200.0, rows_per_step=4),
