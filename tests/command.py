@@ -40,6 +40,30 @@ def run_ok(*words: str, cwd: Path, timeout_s: float = 240.0) -> str:
     return done.stdout
 
 
+_PROGRAM = """
+import sys
+from rl.__main__ import main
+for line in sys.stdin:
+    code = main(line.split())
+    assert code == 0, (line, code)
+"""
+
+
+def run_together(lines: Sequence[Sequence[str]], *, cwd: Path, timeout_s: float) -> None:
+    """Commands that must succeed, of words without spaces, one after the other in a process that imports once."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        input="\n".join(map(" ".join, lines)),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
 def cpu_s() -> float:
     """CPU seconds of this process's finished children. What a command takes on an idle machine, on a busy one too."""
     times = os.times()

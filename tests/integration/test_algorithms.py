@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.loggers.jsonl import read_metrics
-from tests.command import rl, run_ok
+from tests.command import rl, run_together
 
 ALGORITHMS = ["cispo", "dapo", "gspo", "reinforce_pp", "rloo"]
 """One of each kind of loss, advantage or filter; others are variants, and GRPO trains in most other tests."""
@@ -17,16 +17,29 @@ SHORT = [
 ]
 
 
-def rows_of(tmp_path: Path, warm_model: Path, *words: str) -> list[dict]:
-    model = ["model=hf", f"model.path={warm_model}"]
-    run_ok("experiment=quickstart", *model, *SHORT, *words, f"output_dir={tmp_path / 'run'}", cwd=tmp_path)
-    return [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
+KL_IN_REWARD = "kl_in_reward"
+
+
+@pytest.fixture(scope="module")
+def runs(warm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each algorithm, and of RLOO with a KL in the reward."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = {name: [f"algorithm={name}"] for name in ALGORITHMS}
+    words[KL_IN_REWARD] = ["algorithm=rloo", "algorithm.kl_coef=0.05"]
+    common = ["experiment=quickstart", "model=hf", f"model.path={warm_model}", *SHORT]
+    lines = [[*common, *own, f"output_dir={folder / name}"] for name, own in words.items()]
+    run_together(lines, cwd=folder, timeout_s=280)
+    return folder
+
+
+def rows_of(run: Path) -> list[dict]:
+    return [row for row in read_metrics(run / "metrics.jsonl") if row["step"] > 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_kind_of_algorithm_trains_without_a_sentinel_that_trips(name, warm_model, tmp_path):
-    rows = rows_of(tmp_path, warm_model, f"algorithm={name}")
+def test_every_kind_of_algorithm_trains_without_a_sentinel_that_trips(name, runs):
+    rows = rows_of(runs / name)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["train/skipped_updates"] == 0 and row["sentinel/trips"] == 0 for row in rows)
     assert all(row["train/grad_norm"] > 0 and row["offpolicy/effective_sample_fraction"] > 0.99 for row in rows)
@@ -36,8 +49,8 @@ def test_every_kind_of_algorithm_trains_without_a_sentinel_that_trips(name, warm
 
 
 @pytest.mark.slow
-def test_a_kl_in_the_reward_is_measured_against_the_initial_policy(warm_model, tmp_path):
-    rows = rows_of(tmp_path, warm_model, "algorithm=rloo", "algorithm.kl_coef=0.05")
+def test_a_kl_in_the_reward_is_measured_against_the_initial_policy(runs):
+    rows = rows_of(runs / KL_IN_REWARD)
     kl = [row["reward/kl_ref"] for row in rows]
     assert kl[0] == pytest.approx(0.0, abs=1e-5) and abs(kl[-1]) > 1e-4
     assert all(row["time/reference_s"] > 0 for row in rows)

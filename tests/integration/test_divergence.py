@@ -12,7 +12,7 @@ import pytest
 from rl.comparison.divergence import compare_digests
 from rl.digests import STAGES
 from rl.loggers.jsonl import read_metrics
-from tests.command import environment, run_ok
+from tests.command import environment, run_ok, run_together
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -39,34 +39,17 @@ CHANGES = {
     "initial_weights": (["model=tiny", "seed=1"], (0, "weights")),
 }
 """Changed words -> step and stage at which the run parts from the first one."""
-PROGRAM = """
-import sys
-from rl.__main__ import main
-for line in sys.stdin:
-    code = main(line.split())
-    assert code == 0, (line, code)
-"""
 
 
 @pytest.fixture(scope="module")
 def runs(warm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run for each change, and `first`; all in one process, which loads the libraries once."""
+    """A run for each change, and `first`."""
     folder = tmp_path_factory.mktemp("runs")
     model = ["model=hf", f"model.path={warm_model}"]
     lines = [[*WORDS, *model, f"output_dir={folder / 'first'}"]]
     for name, (changes, _) in CHANGES.items():
         lines.append([*WORDS, *([] if "model=tiny" in changes else model), *changes, f"output_dir={folder / name}"])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input="\n".join(map(" ".join, lines)),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_together(lines, cwd=folder, timeout_s=240)
     return folder
 
 
