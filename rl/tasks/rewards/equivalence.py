@@ -29,6 +29,7 @@ from rl.tasks.rewards.structure import (
     depth,
     matrix,
     relation,
+    set_condition,
     split_list,
     split_union,
     unwrapped,
@@ -56,8 +57,12 @@ def equivalent(given: str, right: str) -> bool:
     one, other = written(_unboxed(given)), written(_unboxed(right))
     if not one or not other:
         return False
-    if _option(one) is not None and _option(one) == _option(other) and min(len(one), len(other)) <= len("(C)"):
-        return True
+    options = _option(one), _option(other)
+    if None not in options:
+        if options[0] != options[1]:
+            return False
+        if min(len(one), len(other)) <= len("(C)"):
+            return True
     one, other = _without_option(one), _without_option(other)
     if "\\text" in one + other and _words_of(one) == _words_of(other):
         return True
@@ -67,16 +72,32 @@ def equivalent(given: str, right: str) -> bool:
     return _equal(_in_digits(one), _in_digits(other))
 
 
-_NUMERALS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_NUMERALS = f"zero one two three four five six seven eight nine ten eleven twelve {_TEENS}".split()
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS = {
+    **{word: str(number) for number, word in enumerate(_NUMERALS)},
+    **{word: str(10 * number) for number, word in enumerate(_TENS, 2)},
+    **{
+        f"{tens}-{ones}": str(10 * number + rest)
+        for number, tens in enumerate(_TENS, 2)
+        for rest, ones in enumerate(_NUMERALS[1:10], 1)
+    },
+    "infinity": "\\infty",
+}
 
 
 def _in_digits(text: str) -> str:
-    """A small number in words as digits."""
-    match = re.fullmatch(r"\\text\{(\w+)\}", text)
-    return str(_NUMERALS.index(match[1].lower())) if match and match[1].lower() in _NUMERALS else text
+    """A number below 100, or infinity, as it is written without words."""
+    match = re.fullmatch(r"\\text\{([A-Za-z-]+)\}", text)
+    return _WORDS.get(match[1].lower(), text) if match else text
 
 
-_OPTION = re.compile(r"\(?([A-J])[).:](?:\s+[^\s+*/^=<>_-].*)?|([A-J])|\(([A-J])\)(?:\s*[^\s+*/^=<>_-].*)?")
+_OPTION_REST = r"(?!\\text\{\s*(?:and|or)\s*\})[^\s+*/^=<>_,;&-].*"
+_OPTION = re.compile(
+    rf"(?:\\text\{{\s*(?i:option|choice|answer)\s*\}}\s*)?"
+    rf"(?:\(?([A-J])[).:](?:\s+{_OPTION_REST})?|([A-J])|\(([A-J])\)(?:\s*{_OPTION_REST})?)"
+)
 _LABELLED = re.compile(r"(?:\([A-J]\)|[A-J][).:])\s+(?=\S)")
 
 
@@ -100,6 +121,7 @@ def _equal(one: str, other: str, *, is_item: bool = False) -> bool:
     one, other = unwrapped(one), unwrapped(other)
     if _squeezed(one) == _squeezed(other):
         return True
+    one, other = _as_range(one), _as_range(other)
     for as_structure in _ITEM_STRUCTURES if is_item else (_as_lists, *_ITEM_STRUCTURES):
         are_equal = as_structure(one, other)
         if are_equal is not None:
@@ -115,11 +137,31 @@ def _squeezed(text: str) -> str:
     return re.sub(r"(?<![A-Za-z\d]) +| +(?![A-Za-z\d])", "", text)
 
 
+_ALTERNATIVE = re.compile(r"\\text\{\s*or\s*\}")
+_REALS = re.compile(r"\\mathbb\s*\{\s*R\s*\}|\\R")
+
+
+def _as_range(text: str) -> str:
+    r"""`\{x | 0 \le x < 1\}` and `x < 0 or x > 1` as intervals, the real numbers as one, and all else as it is."""
+    if _REALS.fullmatch(text):
+        return "(-\\infty,\\infty)"
+    condition = set_condition(text)
+    alternatives = _ALTERNATIVE.split(condition or text)
+    if condition is None and len(alternatives) == 1:
+        return text
+    relations = [relation(part) for part in alternatives]
+    intervals = [found.interval() for found in relations if found]
+    if None in intervals or len(intervals) < len(alternatives):
+        return text
+    are_of_one = len({found.variable for found in relations if found}) == 1
+    return "\\cup ".join(filter(None, intervals)) if are_of_one else text
+
+
 def _as_lists(one: str, other: str) -> bool | None:
     """Lists without brackets are in no order, like sets, but repetitions count. A set in braces may be one of them."""
     if len(split_list(one)) == len(split_list(other)) == 1:
         return None
-    items, other_items = _listed(one), _listed(other)
+    items, other_items = _listed(one, beside=other), _listed(other, beside=one)
     if len(items) != len(other_items):
         return False
     named = [sum(relation(item) is not None for item in side) for side in (items, other_items)]
@@ -128,11 +170,15 @@ def _as_lists(one: str, other: str) -> bool | None:
     return _matched(items, other_items)
 
 
-def _listed(text: str) -> list[str]:
+def _listed(text: str, *, beside: str) -> list[str]:
     items = split_list(text)
+    if len(items) > 1:
+        return _with_shared_labels(items)
     found = relation(text)
-    brackets = bracketed(found.sides[-1] if found and found.is_labelled else text)
-    return brackets[1] if len(items) == 1 and brackets and brackets[0] == "{}" else _with_shared_labels(items)
+    if found and found.names and all(relation(item) for item in split_list(beside)):
+        return [f"{name}={value}" for name, value in zip(found.names, found.values, strict=True)]
+    brackets = bracketed(found.sides[-1] if found and (found.is_labelled or found.is_membership) else text)
+    return brackets[1] if brackets and brackets[0] == "{}" else items
 
 
 def _with_shared_labels(items: list[str]) -> list[str]:
@@ -230,7 +276,10 @@ def _scaled(quantity: Quantity) -> Fraction | None:
     return None if value is None else value * quantity.scale
 
 
-_BASED = re.compile(r"(-?(?=[A-Z.]*\d)[0-9A-Z.]+)\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
+_BASED = re.compile(
+    r"\(?(-?(?=[A-Z.]*\d)[0-9A-Z.]+)\)?\s*(?:_\s*\{\s*\(?\s*(?:\\text\{\s*(?:base\b)?\s*\}?)?\s*(\w+)\s*\}?\s*\)?\s*\}"
+    r"|\(?\s*\\text\{\s*(?:in\s+)?base\b\s*\}?\s*(\w+)\s*\}?\s*\)?)"
+)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 
 
@@ -241,7 +290,8 @@ def _is_as_written(core: str) -> bool:
 def _digits_and_base(core: str) -> tuple[str, str] | None:
     """A number in a base is its digits and its base; nobody asked for another one."""
     match = _BASED.fullmatch(core)
-    return (match[1].lstrip("0"), _BASES.get(match[2], match[2])) if match else None
+    base = match and (match[2] or match[3])
+    return (match[1].lstrip("0"), _BASES.get(base, base)) if match and base else None
 
 
 def _equal_formulas(one: str, other: str) -> bool:
@@ -273,7 +323,10 @@ def _as_relations(one: str, other: str) -> bool | None:
 def _equal_relations(one: Relation, other: Relation) -> bool:
     """By form, up to moving terms from side to side, a factor, and turning an equation round."""
     if one.signs != other.signs:
-        return False
+        ranges = one.interval(), other.interval()
+        return None not in ranges and one.variable == other.variable and _equal(ranges[0] or "", ranges[1] or "")
+    if set(_letters(one)) != set(_letters(other)):
+        return False  # an identity is equal on both sides whatever it is about
     if all(map(_item_equal, one.sides, other.sides)):
         return True
     if len(one.signs) != 1 or one.signs[0] not in ("=", "<", "\\le", "\\ne"):
@@ -285,6 +338,13 @@ def _equal_relations(one: Relation, other: Relation) -> bool:
     except UnreadableError:
         return False
     return _are_proportional(differences[0], differences[1], is_order=one.signs[0] in ("<", "\\le"))
+
+
+_LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
+
+
+def _letters(found: Relation) -> list[str]:
+    return [letter for side in found.sides for letter in _LETTER.findall(side) if len(letter) == 1]
 
 
 def _are_proportional(one: sympy.Expr, other: sympy.Expr, *, is_order: bool) -> bool:

@@ -110,12 +110,16 @@ _FUNCTIONS = {
     "ln": sympy.log,
     "exp": sympy.exp,
 }
+_ROUNDED = {"lfloor": (sympy.floor, "\\rfloor"), "lceil": (sympy.ceiling, "\\rceil")}
+_OF_ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
+_DEGREES = ["^", "{", "\\circ", "}"]
 _INVERSES = {"sin": sympy.asin, "cos": sympy.acos, "tan": sympy.atan}
 _GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi "
     "psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
 )
 _LETTERS = frozenset(_GREEK.split())
+_CLOSING = (")", "}", "]", "\\rfloor", "\\rceil")
 _TIMES = ("\\cdot", "*")
 _OVER = ("/", "\\div")
 
@@ -157,6 +161,7 @@ class _Reader:
         self._place = 0
         self._depth = 0
         self._is_in_bars = False
+        self._is_of_angle = False
 
     @property
     def next(self) -> str | None:
@@ -228,7 +233,7 @@ class _Reader:
 
     def _begins_factor(self) -> bool:
         token = self.next
-        if token is None or token in ("+", "-", ")", "}", "]", "[", "^", "_", "!", *_TIMES, *_OVER):
+        if token is None or token in (*_CLOSING, "+", "-", "[", "^", "_", "!", *_TIMES, *_OVER):
             return False
         return token != "|" or not self._is_in_bars
 
@@ -236,6 +241,9 @@ class _Reader:
         value = self._atom()
         if self._takes("!"):
             value = sympy.factorial(value)
+        if self._is_of_angle and self._tokens[self._place : self._place + 4] == _DEGREES:
+            self._place += 4
+            return value * sympy.pi / 180
         if self._takes("^"):
             value = value ** self._group()
         if self.next in ("^", "!"):
@@ -292,7 +300,12 @@ class _Reader:
         if name in _LETTERS:
             return self._letter(name)
         if name in _FUNCTIONS:
-            return self._applied(_FUNCTIONS[name], inverse=_INVERSES.get(name))
+            was_of_angle, self._is_of_angle = self._is_of_angle, name in _OF_ANGLES
+            value = self._applied(_FUNCTIONS[name], inverse=_INVERSES.get(name))
+            self._is_of_angle = was_of_angle
+            return value
+        if name in _ROUNDED:
+            return self._rounded(*_ROUNDED[name])
         rules = {"frac": self._fraction, "binom": self._binomial, "sqrt": self._root, "log": self._logarithm}
         if name not in rules:
             raise UnreadableError(f"\\{name} is not read")
@@ -303,6 +316,14 @@ class _Reader:
         if below == 0:
             raise UnreadableError("a division by zero")
         return above / below
+
+    def _rounded(self, function: Callable[[sympy.Expr], sympy.Expr], closing: str) -> sympy.Expr:
+        """Of numbers only: with variables, different steps may agree at every point where they are compared."""
+        value = self.sum()
+        self._take(closing)
+        if value.free_symbols:
+            raise UnreadableError("rounding of a variable")
+        return function(value)
 
     def _binomial(self) -> sympy.Expr:
         return sympy.binomial(self._group(), self._group())

@@ -34,8 +34,14 @@ _NUMBER = re.compile(
 )
 _RESULT = re.compile(rf"=\s*((?>{_NUMBER.pattern}))(?!\s*[-+*/=\u00d7])")
 _NEGATION = re.compile(
-    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|either|or)\b|n't\b",
+    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|either|or|whether)\b"
+    r"|n't\b",
     re.IGNORECASE,
+)
+_SPECIAL = re.compile(r"(?:<\|[^<|>\s]{1,40}\|>|</?(?:s|eos|pad|answer)>)")
+"""Tokens that close a turn, and tags around an answer."""
+_SEVERAL = re.compile(
+    r"\b(?:solutions|roots|zeros|values|numbers|factors)\b(?:[ \t]+[\w'()$-]{1,20}){0,8}?[ \t]+are\b[ \t:]*", re.IGNORECASE
 )
 NEAR_CHARACTERS = 25
 """A negation so far before a number, or half as far after it, is about that number."""
@@ -53,7 +59,7 @@ def final_answer(response: str, *, is_truncated: bool = False) -> str | None:
     boxes = list(_BOX.finditer(response))
     if boxes:
         return _boxed(response, boxes[-1].end(), is_truncated=is_truncated)
-    text = response[-TAIL_CHARACTERS:].replace("**", "").replace("__", "")
+    text = _SPECIAL.sub("", response[-TAIL_CHARACTERS:]).replace("**", "").replace("__", "")
     if is_truncated:
         text = text[: text.rfind("\n") + 1]
     found = _after_hashes(text) or _anchored(text)
@@ -117,7 +123,12 @@ def _unmarked(text: str) -> str | None:
         return None
     if len(lines) == 1 and len(lines[0]) <= MAX_STATEMENT and not _has_words(lines[0]):
         return lines[0].rstrip(".")
+    if lines[-1].endswith("?"):
+        return None
     sentence = _last_sentence(lines[-1])
+    several = _SEVERAL.search(sentence)
+    if several and not _NEGATION.search(_MATH.sub(" ", sentence)):
+        return sentence[several.end() :].strip() or None
     formulas = list(_MATH.finditer(sentence))
     if formulas:
         return _inside(formulas[-1]) if not _NEGATION.search(_MATH.sub(" ", sentence)) else None

@@ -23,6 +23,8 @@ _CHARACTERS = {
     **dict.fromkeys("\u2018\u2019\u2032", "'"),
     "\u20ac": "\\eur ",
     "\u00a3": "\\gbp ",
+    "\u00a5": "\\jpy ",
+    "\u20b9": "\\inr ",
     "\u00f7": "\\div ",
     "\u2264": "\\le ",
     "\u2265": "\\ge ",
@@ -35,13 +37,9 @@ _CHARACTERS = {
     "\u00b1": "\\pm ",
     "\u2205": "\\emptyset ",
     "\u221a": "\\sqrt ",
+    "\u221b": "\\sqrt[3] ",
     "\u2026": "\\ldots ",
     "\u211d": "\\mathbb{R}",
-    "\u00bd": "\\frac{1}{2}",
-    "\u2153": "\\frac{1}{3}",
-    "\u2154": "\\frac{2}{3}",
-    "\u00bc": "\\frac{1}{4}",
-    "\u00be": "\\frac{3}{4}",
     "\u03c0": "\\pi ",
     "\u03b1": "\\alpha ",
     "\u03b2": "\\beta ",
@@ -56,13 +54,19 @@ _SUPERSCRIPTS = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\
 _SUBSCRIPTS = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _LOWERED = re.compile("[\u2080-\u2089]+")
+_VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+"""Fractions that are one character."""
 
 _DROPPED = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|limits|left(?![a-z])|right(?![a-z])|[bB]igg?[lrm]?(?![a-z])|quad|qquad"
-    r"|hspace\{[^{}]*\}|mathstrut|phantom\{[^{}]*\}|[;:!> ])|~"
+    r"|hspace\{[^{}]*\}|mathstrut|phantom\{[^{}]*\}|(?:text)?color\{[^{}]*\}|[;:!> ])|~"
 )
 _RENAMED = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\[dtc](frac|binom)(?![A-Za-z])"), r"\\\1"),
+    (re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\(?:\{|lbrace)\s*\\(?:\}|rbrace)"), r"\\emptyset "),
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\cdot "),
     (re.compile(r"\\(?:leq|leqslant|leqq)(?![A-Za-z])|<=|=<"), r"\\le "),
     (re.compile(r"\\(?:geq|geqslant|geqq)(?![A-Za-z])|>="), r"\\ge "),
     (re.compile(r"\\neq(?![A-Za-z])|!=|/="), r"\\ne "),
@@ -80,17 +84,24 @@ _RENAMED = (
     (re.compile(r"\\(?:infin|infinity)(?![A-Za-z])|(?<![\\A-Za-z])(?:infinity|oo)(?![A-Za-z])"), r"\\infty "),
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),
     (re.compile(r"\\degrees?(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}"), "^{\\\\circ}"),
+    (re.compile(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})"), "^{\\\\circ}"),
+    (re.compile(r"(?<![A-Za-z])(?:US|CA|AU)\s*(?=\\usd)"), ""),
+    (re.compile(r"(?<![\\A-Za-z])Rs\b\.?"), r"\\inr "),
+    (re.compile(r"\b([Ss]q|cu|ft|in|yd|mi|lbs?|oz|hrs?|mins?|secs?)\.(?=\s|$)"), r"\1 "),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"(?<![\\A-Za-z])(arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt)(?![a-z])"), r"\\\1"),
 )
 _FONT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|textsf|texttt|mathrm|mathbf|mathit|mathsf|mathtt|operatorname|mbox|hbox"
-    r"|emph|bm|boldsymbol|rm|bf)\s*\{([^{}]*)\}"
+    r"|emph|bm|boldsymbol|rm|bf|underline)\s*\{([^{}]*)\}"
 )
+_COUNTED = re.compile(r"(-?\d+(?:\.\d+)?)\s+([A-Za-z ]+)|(?i:option|choice)\s+(\(?[A-J]\)?)")
+"""Words in a font with the number or the choice that they are about."""
 _DELIMITERS = re.compile(r"\$|\\[\[\]()]")
 _DOLLARS = re.compile(r"\$(?=\s?[\d.])")
-_GROUP_SPACE = re.compile(r",\\!\s*")
-_GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_GROUP_SPACE = re.compile(r"(?<=\d)(?:,\\!\s*|\{,\})(?=\s*\d{3}(?!\d))")
+"""What LaTeX has for a separator of thousands; unlike a bare comma it is one between brackets, too."""
+_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _SPACED = re.compile(r"(?<![\d.])\d{1,3}(?:(?: |\\,)\d{3})+(?!\d)")
 _RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?:['-][A-Za-z]{2,})*")
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -113,10 +124,11 @@ def written(text: str) -> str:
     """`text` in the one notation."""
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SUBSCRIPTS)}}}", text)
+    text = _VULGAR.sub(_braced_fraction, _DEGREE_IN_TEXT.sub("\u00b0", text))
     text = "".join(_CHARACTERS.get(character, character) for character in text)
-    text = unicodedata.normalize("NFKC", text).replace("{,}", ",").replace("\\$", "\\usd ")
-    text = _GROUP_SPACE.sub(",", text)
-    text = _with_single_backslashes(text)
+    text = unicodedata.normalize("NFKC", text).replace("\\$", "\\usd ").replace("per cent", "percent")
+    text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace(",\\!", ",")
+    text = _ARRAY.sub(r"\\begin{pmatrix}\2\\end{pmatrix}", _with_single_backslashes(text))
     text = _without_delimiters(text)
     text = _DROPPED.sub(" ", text)
     text = _with_plain_fonts(text)
@@ -124,7 +136,27 @@ def written(text: str) -> str:
     text = _without_group_separators(text).replace("\\,", " ")
     text = _ARTICLE.sub("", _outside_text(text, _with_words_marked))
     text = _with_braces(text)
-    return _BLANKS.sub(" ", text).strip().rstrip(".,;:").strip().removeprefix("\\approx").lstrip()
+    text = _BLANKS.sub(" ", text).strip().rstrip(".,;:").strip()
+    return _SIGNED_CURRENCY.sub(r"\2 \1", _CONCLUDING.sub("", text))
+
+
+_CONCLUDING = re.compile(r"^(?:\\(?:approx|therefore|implies|to|(?:[Ll]ong)?[Rr]ightarrow)(?![A-Za-z])\s*)+")
+_SIGNED_CURRENCY = re.compile(r"^([-+])\s*(\\(?:usd|eur|gbp|jpy|inr)(?![a-z]))")
+
+
+_DEGREE_IN_TEXT = re.compile(
+    r"\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*[o\u00b0]\s*\}\s*\}?|\\(?:text|mathrm)\s*\{\s*\u00b0\s*\}"
+)
+_ARRAY = re.compile(
+    r"(?:\\left\s*)?[(\[]\s*\\begin\{(array|matrix|smallmatrix)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}"
+    r"\s*(?:\\right\s*)?[)\]]",
+    re.DOTALL,
+)
+
+
+def _braced_fraction(match: re.Match[str]) -> str:
+    above, _, below = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
+    return f"\\frac{{{above}}}{{{below}}}"
 
 
 def _with_single_backslashes(text: str) -> str:
@@ -170,6 +202,9 @@ def _with_plain_fonts(text: str) -> str:
 
     def plain(match: re.Match[str]) -> str:
         content = match[1].strip()
+        counted = _COUNTED.fullmatch(content)
+        if counted:
+            return f" {counted[1] or counted[3]} " + (f"\\text{{{counted[2]}}} " if counted[2] else "")
         before = match.string[: match.start()].rstrip()
         is_unit = (
             bool(before) and (before[-1].isdigit() or before[-1] in "})") and re.fullmatch(r"[A-Za-z/ ]+", content)
@@ -221,7 +256,7 @@ def _with_braces(text: str) -> str:
     for _ in range(2):
         text = _PLAIN_GROUP.sub(r"\1{\2}", text)
     text = _SCRIPT.sub(r"\1{\2}", text)
-    text = re.sub(r"\\sqrt\s*(\d+|[A-Za-z]|\\[A-Za-z]+)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\sqrt\s*(\[\d+\])?\s*(\d+|[A-Za-z]|\\[A-Za-z]+)", r"\\sqrt\1{\2}", text)
     text = re.sub(r"\\sqrt\s+(?=[\[{])", r"\\sqrt", text)
     for command in ("\\frac", "\\binom"):
         text = _with_braced_arguments(text, command)

@@ -12,6 +12,7 @@ CHANGING_WORDS = frozenset(
         *("more", "greater", "least", "most", "over", "under", "between", "minus", "negative", "plus", "times", "half"),
         *("twice", "double", "triple", "thrice", "squared", "cubed", "root", "if", "below", "above", "up", "than"),
         *("than", "either", "or", "and", "undefined", "impossible", "to", "wrong", "incorrect", "false", "quarter"),
+        *("but", "until", "divisible", "divided", "multiplied", "factorial", "choose", "mod", "modulo", "far", "whether"),
     ]
 )
 """An answer with one of these is not the number beside it."""
@@ -48,6 +49,8 @@ _UNIT_NAMES = {
     "milliliter": "ml millilitre",
     "gallon": "gal",
     "dollar": "usd",
+    "rupee": "inr",
+    "yen": "jpy",
     "cent": "",
     "euro": "eur",
     "pound sterling": "gbp",
@@ -64,6 +67,7 @@ _UNIT_NAMES = {
 }
 UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
 """Name of a unit, singular and in lower case -> the unit."""
+CURRENCIES = ("usd", "eur", "gbp", "jpy", "inr")
 _IGNORED = frozenset(
     (
         "the",
@@ -85,12 +89,19 @@ _IGNORED = frozenset(
 )
 
 _TRAILING = re.compile(
-    r"(?:\s*(?:\\text\{[^{}]*\}|\((?:\s*\\text\{[^{}]*\})+\s*\)|\\usd|\\eur|\\gbp|%|\^\{\\circ\}(?:\s*[CF](?![A-Za-z]))?|(?<=\})\^\{[23]\}|(?<=\})/(?=\\text)"
-    r"|(?<=\s)[msghL](?![A-Za-z(])))+$"
+    r"(?:\s*(?:\\text\{[^{}]*\}|\((?:\s*\\text\{[^{}]*\})+\s*\)|\\(?:usd|eur|gbp|jpy|inr)|%"
+    r"|\^\{\\circ\}(?:\s*[CF](?![A-Za-z]))?|(?<=\})\^\{[23]\}|(?<=\})/(?=\\text)|(?<=\})/\s*[hs](?![A-Za-z])"
+    r"|(?<=\s)(?:[msghL](?![A-Za-z(^])|m\^\{[23]\})))+$"
 )
-_LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}(?!\()[:,]?|\\usd|\\eur|\\gbp|:))+")
+_DEGREES_OF_A_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z]).*\^\{\\circ\}$")
+_LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}(?!\()[:,]?|\\(?:usd|eur|gbp|jpy|inr)|:))+")
+_PART_OF = re.compile(
+    r"\b(?:half|third|quarter|(?:four|fif|six|seven|eigh|nin|ten)th|percent|square|cube|factor|divisor|digit|part"
+    r"|opposite|reciprocal|inverse|multiple|logarithm|log|power|fraction)\s+of$"
+)
+"""Before a number these make another one of it."""
 _LEADING_WORDS = re.compile(r"(?:\\text\{[^{}]*\}(?!\()[:,]?\s*)+(?=\S)(?=[^=<>]*\Z)(?!\\text|[,;])")
-_MARK = re.compile(r"\\text\{([^{}]*)\}|\\(usd|eur|gbp)|(%)|(\^\{\\circ\})|\^\{([23])\}|([A-Za-z])|(/)")
+_MARK = re.compile(r"\\text\{([^{}]*)\}|\\(usd|eur|gbp|jpy|inr)|(%)|(\^\{\\circ\})|\^\{([23])\}|([A-Za-z])|(/)")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*|[23]")
 
 
@@ -110,7 +121,7 @@ class Quantity:
 
 def quantity(text: str) -> Quantity | None:
     r"""An answer, in the one notation, taken apart. None: its words change what it says, or stand within it."""
-    trailing = _TRAILING.search(text)
+    trailing = None if _DEGREES_OF_A_FUNCTION.search(text) else _TRAILING.search(text)
     core = text[: trailing.start()] if trailing else text
     leading = _LEADING.search(core)
     if leading:
@@ -120,7 +131,7 @@ def quantity(text: str) -> Quantity | None:
         return None
     before = _words(leading[0]) if leading else []
     after = _words(trailing[0]) if trailing else []
-    if CHANGING_WORDS.intersection(before) or CHANGING_WORDS.intersection(after):
+    if _change(before) or _change(after):
         return None
     scale, units, words = Fraction(1), set(), set()
     for word in after:
@@ -130,7 +141,7 @@ def quantity(text: str) -> Quantity | None:
             units.add(UNITS[word])
         elif word not in _IGNORED and word != "percent":
             words.add(word)
-    units |= {UNITS[word] for word in before if word in ("usd", "eur", "gbp")}
+    units |= {UNITS[word] for word in before if word in CURRENCIES}
     words_before = frozenset(before) - _IGNORED - UNITS.keys()
     return Quantity(core, frozenset(units), frozenset(words), words_before, "percent" in after, scale)
 
@@ -138,7 +149,12 @@ def quantity(text: str) -> Quantity | None:
 def without_leading_words(text: str) -> str:
     """`\\text{The interval is}[0,1]` as `[0,1]`, unless the words change what is said."""
     match = _LEADING_WORDS.match(text)
-    return text[match.end() :] if match and not CHANGING_WORDS.intersection(_words(match[0])) else text
+    return text[match.end() :] if match and not _change(_words(match[0])) else text
+
+
+def _change(words: list[str]) -> bool:
+    """True if the number beside these words is not what is said."""
+    return bool(CHANGING_WORDS.intersection(words)) or _PART_OF.search(" ".join(words)) is not None
 
 
 def _words(text: str) -> list[str]:
@@ -175,6 +191,9 @@ def units_agree(one: Quantity, other: Quantity) -> bool:
     """Units and words are ignored where one side has none; where both have some they must not contradict."""
     if one.units != other.units and (one.units or one.words) and (other.units or other.words):
         return False
+    for percentage, amount in ((one, other), (other, one)):
+        if percentage.is_percent and not amount.is_percent and (amount.units or amount.words):
+            return False
     return _do_not_contradict(one.words, other.words) and _do_not_contradict(one.words_before, other.words_before)
 
 

@@ -125,8 +125,9 @@ def matrix(text: str) -> list[list[str]] | None:
 _VARIABLE = r"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|rho|sigma|tau))(?:_\{[^{}]*\})?'*"
 _LABEL = re.compile(
     rf"(?:|{_VARIABLE}|{_VARIABLE}(?:\^\{{-1\}})?\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})*\s*\)"
-    rf"|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|(?:\\text\{{[^{{}}]*\}}:?\s*)+(?:{_VARIABLE})?|[A-Z]{{2,3}})"
+    rf"|{_VARIABLE}\(\s*-?\d+\s*\)|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|(?:\\text\{{[^{{}}]*\}}:?\s*)+(?:{_VARIABLE})?|[A-Z]{{2,3}})"
 )
+_SET_BUILDER = re.compile(rf"\\\{{\s*{_VARIABLE}\s*(?:\\in\s*\\mathbb\{{R\}}\s*)?[|:]\s*(.+)\\\}}")
 _CHANGING = re.compile(r"\b(?:not|no|never|cannot)\b", re.IGNORECASE)
 _SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
 
@@ -147,6 +148,30 @@ class Relation:
             and not _CHANGING.search(self.sides[0])
         )
 
+    @property
+    def is_membership(self) -> bool:
+        return self.signs == ("\\in",) and _LABEL.fullmatch(self.sides[0]) is not None
+
+    @property
+    def names(self) -> list[str]:
+        """Of `(x,y) = (1,2)` both variables; of anything else none."""
+        pairs = [bracketed(side) for side in self.sides]
+        is_of_tuples = self.is_labelled and len(pairs) == 2 and all(pair and pair[0] == "()" for pair in pairs)
+        names, values = (pair[1] if pair else [] for pair in pairs) if is_of_tuples else ([], [])
+        return names if len(names) == len(values) > 1 else []
+
+    @property
+    def values(self) -> list[str]:
+        """What belongs to `names`."""
+        brackets = bracketed(self.sides[-1])
+        return brackets[1] if brackets else []
+
+    @property
+    def variable(self) -> str | None:
+        """The one side that is a variable."""
+        found = [side for side in self.sides if re.fullmatch(_VARIABLE, side)]
+        return found[0] if len(found) == 1 else None
+
     def shortened(self) -> Relation:
         """`x = 6/2 = 3` as `x = 3`."""
         return Relation((self.sides[0], self.sides[-1]), ("=",)) if self.is_labelled else self
@@ -159,12 +184,12 @@ class Relation:
         if "\\approx" in self.signs:
             return self._exact_value(is_right=is_right, agree=agree)
         if self.signs == ("\\in",):
-            return self.sides[1] if _LABEL.fullmatch(self.sides[0]) else None
+            return self.sides[1] if self.is_membership else None
         if self.is_labelled:
             return self.sides[-1]
         if is_right or set(self.signs) != {"="} or _CHANGING.search(self.sides[0]):
             return None
-        is_named = not re.search(r"\d", _SUBSCRIPT.sub("", self.sides[0]))
+        is_named = not re.search(r"\d", _SUBSCRIPT.sub("", self.sides[0])) and self.sides[-1] != "0"
         is_sum = all(agree(side, self.sides[-1]) for side in self.sides)
         return self.sides[-1] if is_named or is_sum else None
 
@@ -177,7 +202,9 @@ class Relation:
         return shorter.value(is_right=is_right, agree=agree)
 
     def interval(self) -> str | None:
-        r"""`0 \le x < 1` as `[0,1)`, `x < 3` as `(-\infty,3)`; None: it is no inequality for one variable."""
+        r"""`0 \le x < 1` as `[0,1)`, `x < 3` as `(-\infty,3)`; None: it says no such thing of one variable."""
+        if self.is_membership:
+            return self.sides[1] if self.variable == self.sides[0] else None
         is_variable = [re.fullmatch(_VARIABLE, side) is not None for side in self.sides]
         ends = {(True, False): ("-\\infty", 1), (False, True): (0, "\\infty"), (False, True, False): (0, 2)}.get(
             tuple(is_variable)
@@ -194,6 +221,12 @@ def _sign_of(text: str) -> str:
     if not text.startswith("\\text"):
         return text
     return "\\in" if re.search(r"\bin\b", text) else "="
+
+
+def set_condition(text: str) -> str | None:
+    r"""Of `\{x | x > 1\}` the condition. None: it is no such set."""
+    match = _SET_BUILDER.fullmatch(text)
+    return match[1].strip() if match else None
 
 
 def relation(text: str) -> Relation | None:
