@@ -22,6 +22,7 @@ from rl.tasks.rewards import remainder
 from rl.tasks.rewards.expressions import UnreadableError, expression, number_at, points, rational, same_value
 from rl.tasks.rewards.extract import final_answer
 from rl.tasks.rewards.notation import written
+from rl.tasks.rewards.numerals import in_digits
 from rl.tasks.rewards.quantities import Quantity, quantity, units_agree, without_leading_words
 from rl.tasks.rewards.structure import (
     Relation,
@@ -58,42 +59,18 @@ def equivalent(given: str, right: str) -> bool:
     if not one or not other:
         return False
     options = _option(one), _option(other)
-    if None not in options:
-        if options[0] != options[1]:
-            return False
-        if min(len(one), len(other)) <= len("(C)"):
-            return True
+    if None not in options and (options[0] != options[1] or min(len(one), len(other)) <= len("(C)")):
+        return options[0] == options[1]
     one, other = _without_option(one), _without_option(other)
     if "\\text" in one + other and _words_of(one) == _words_of(other):
         return True
     bare, other_bare = without_leading_words(one), without_leading_words(other)
     if (bare == one) != (other_bare == other):  # words on one side only
         one, other = bare, other_bare
-    return _equal(_in_digits(one), _in_digits(other))
+    return _equal(one, other)
 
 
-_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_NUMERALS = f"zero one two three four five six seven eight nine ten eleven twelve {_TEENS}".split()
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_WORDS = {
-    **{word: str(number) for number, word in enumerate(_NUMERALS)},
-    **{word: str(10 * number) for number, word in enumerate(_TENS, 2)},
-    **{
-        f"{tens}-{ones}": str(10 * number + rest)
-        for number, tens in enumerate(_TENS, 2)
-        for rest, ones in enumerate(_NUMERALS[1:10], 1)
-    },
-    "infinity": "\\infty",
-}
-
-
-def _in_digits(text: str) -> str:
-    """A number below 100, or infinity, as it is written without words."""
-    match = re.fullmatch(r"\\text\{([A-Za-z-]+)\}", text)
-    return _WORDS.get(match[1].lower(), text) if match else text
-
-
-_OPTION_REST = r"(?!\\text\{\s*(?:and|or)\s*\})[^\s+*/^=<>_,;&-].*"
+_OPTION_REST = r"(?!\\text\{\s*(?:and|or|not|nor|but)\b|.*\(?\b[A-J]\))[^\s+*/^=<>_,;&-].*"
 _OPTION = re.compile(
     rf"(?:\\text\{{\s*(?i:option|choice|answer)\s*\}}\s*)?"
     rf"(?:\(?([A-J])[).:](?:\s+{_OPTION_REST})?|([A-J])|\(([A-J])\)(?:\s*{_OPTION_REST})?)"
@@ -145,16 +122,16 @@ def _as_range(text: str) -> str:
     r"""`\{x | 0 \le x < 1\}` and `x < 0 or x > 1` as intervals, the real numbers as one, and all else as it is."""
     if _REALS.fullmatch(text):
         return "(-\\infty,\\infty)"
-    condition = set_condition(text)
-    alternatives = _ALTERNATIVE.split(condition or text)
-    if condition is None and len(alternatives) == 1:
+    builder = set_condition(text)
+    alternatives = _ALTERNATIVE.split(builder[1] if builder else text)
+    if builder is None and len(alternatives) == 1:
         return text
     relations = [relation(part) for part in alternatives]
     intervals = [found.interval() for found in relations if found]
     if None in intervals or len(intervals) < len(alternatives):
         return text
-    are_of_one = len({found.variable for found in relations if found}) == 1
-    return "\\cup ".join(filter(None, intervals)) if are_of_one else text
+    variables = {found.variable for found in relations if found} | ({builder[0]} if builder else set())
+    return "\\cup ".join(filter(None, intervals)) if len(variables) == 1 else text
 
 
 def _as_lists(one: str, other: str) -> bool | None:
@@ -237,7 +214,7 @@ def _equal_quantities(one: str, other: str) -> bool:
         return _digits_and_base(one) == _digits_and_base(other)
     if ("\\text" in one or "\\text" in other) and _words_of(one) == _words_of(other):
         return True
-    given, right = quantity(one), quantity(other)
+    given, right = quantity(in_digits(one)), quantity(in_digits(other))
     if given is None or right is None or not given.core or not right.core:
         return False  # words that change what is said, or words beside a formula
     return units_agree(given, right) and _equal_cores(given, right)
@@ -325,26 +302,26 @@ def _equal_relations(one: Relation, other: Relation) -> bool:
     if one.signs != other.signs:
         ranges = one.interval(), other.interval()
         return None not in ranges and one.variable == other.variable and _equal(ranges[0] or "", ranges[1] or "")
-    if set(_letters(one)) != set(_letters(other)):
+    if _letters(one) != _letters(other):
         return False  # an identity is equal on both sides whatever it is about
-    if all(map(_item_equal, one.sides, other.sides)):
-        return True
-    if len(one.signs) != 1 or one.signs[0] not in ("=", "<", "\\le", "\\ne"):
+    sides, turned = list(zip(one.sides, other.sides, strict=True)), list(zip(one.sides, other.sides[::-1], strict=True))
+    for pairs in (sides, turned) if one.signs in (("=",), ("\\ne",)) else (sides,):
+        if all(_item_equal(*pair) for pair in pairs):
+            return True
+    if one.signs not in (("=",), ("<",), ("\\le",), ("\\ne",)):
         return False
-    if one.signs[0] in ("=", "\\ne") and all(map(_item_equal, one.sides, reversed(other.sides))):
-        return True
     try:
         differences = [expression(found.sides[0]) - expression(found.sides[1]) for found in (one, other)]
     except UnreadableError:
         return False
-    return _are_proportional(differences[0], differences[1], is_order=one.signs[0] in ("<", "\\le"))
+    return _are_proportional(differences[0], differences[1], is_order=one.signs in (("<",), ("\\le",)))
 
 
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
 
 
-def _letters(found: Relation) -> list[str]:
-    return [letter for side in found.sides for letter in _LETTER.findall(side) if len(letter) == 1]
+def _letters(found: Relation) -> set[str]:
+    return {letter for side in found.sides for letter in _LETTER.findall(side) if len(letter) == 1}
 
 
 def _are_proportional(one: sympy.Expr, other: sympy.Expr, *, is_order: bool) -> bool:

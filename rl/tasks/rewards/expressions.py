@@ -209,7 +209,7 @@ class _Reader:
                 value /= divisor
                 is_quotient, is_integer = True, False
             elif self._begins_factor():
-                if is_quotient or self._is_number(self.next) or (is_integer and self._begins_plain_fraction()):
+                if is_quotient or self._begins_bare_number() or (is_integer and self._begins_plain_fraction()):
                     raise UnreadableError("an ambiguous product")
                 value *= self._factor()
                 is_integer = False
@@ -226,6 +226,10 @@ class _Reader:
         """`3\\frac{1}{2}` may be a mixed number."""
         tokens = self._tokens[self._place : self._place + 7]
         return tokens[:1] == ["\\frac"] and [token.isdigit() for token in tokens[2::3]] == [True, True]
+
+    def _begins_bare_number(self) -> bool:
+        """After a letter, `x2` may be a power or an index, but `n2^{n}` is a product."""
+        return self._is_number(self.next) and self._tokens[self._place + 1 : self._place + 2] != ["^"]
 
     @staticmethod
     def _is_number(token: str | None) -> bool:

@@ -22,7 +22,12 @@ _ANCHOR = re.compile(
 )
 _OPTION = re.compile(r"\b(?:option|choice)\s+(?=\(?[A-J]\b)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-_CLAUSE = re.compile(r",?\s+(?:because|since|which|where|when|whereas|given|so|after|while|if|as|by)\b", re.IGNORECASE)
+_CLAUSE = re.compile(
+    r",?\s+(?:because|since|which|where|when|whereas|given|so|after|while|as|by|rather than|instead of)\b"
+    r"|,\s+(?:and\s+|but\s+)?not\b",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(r"\b(?:false|wrong|incorrect|untrue|not\s+true|unlikely|doubtful)\s+that\b[^.\n]*$", re.IGNORECASE)
 _MATH = re.compile(
     r"\$\$(.{1,400}?)\$\$|\\\[(.{1,400}?)\\\]|\\\((.{1,400}?)\\\)"
     r"|(?<![\\$\w])\$(?=\S)((?:\\.|[^$\\\n]|\n(?!\s*\n)){1,400})(?<=\S)\$(?!\d)"  # `$5 and $6` are prices
@@ -34,14 +39,15 @@ _NUMBER = re.compile(
 )
 _RESULT = re.compile(rf"=\s*((?>{_NUMBER.pattern}))(?!\s*[-+*/=\u00d7])")
 _NEGATION = re.compile(
-    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|either|or|whether)\b"
+    r"\b(?:not|never|no|neither|nor|cannot|without|except|unless|fewer|less|more|greater|least|most|either|or|whether|false|wrong|incorrect)\b"
     r"|n't\b",
     re.IGNORECASE,
 )
 _SPECIAL = re.compile(r"(?:<\|[^<|>\s]{1,40}\|>|</?(?:s|eos|pad|answer)>)")
 """Tokens that close a turn, and tags around an answer."""
 _SEVERAL = re.compile(
-    r"\b(?:solutions|roots|zeros|values|numbers|factors)\b(?:[ \t]+[\w'()$-]{1,20}){0,8}?[ \t]+are\b[ \t:]*", re.IGNORECASE
+    r"\b(?:solutions|roots|zeros|values|numbers|factors)\b(?:[ \t]+[\w'()$-]{1,20}){0,8}?[ \t]+are\b[ \t:]*",
+    re.IGNORECASE,
 )
 NEAR_CHARACTERS = 25
 """A negation so far before a number, or half as far after it, is about that number."""
@@ -102,17 +108,18 @@ def _after_hashes(text: str) -> str | None:
 
 def _anchored(text: str) -> str | None:
     """What follows the last `answer is`, up to the end of the sentence or a clause that explains it."""
-    starts = [match.end() for match in (*_ANCHOR.finditer(text), *_OPTION.finditer(text))]
-    if not starts:
+    anchors = sorted((*_ANCHOR.finditer(text), *_OPTION.finditer(text)), key=lambda match: match.end())
+    if not anchors or _DENIED.search(text, max(0, anchors[-1].start() - MAX_STATEMENT), anchors[-1].start()):
         return None
-    rest = text[max(starts) :].lstrip(" \t:*\n")
+    rest = text[anchors[-1].end() :].lstrip(" \t:*\n")
     formulas = [match.span() for match in _MATH.finditer(rest[: 2 * MAX_STATEMENT])]
 
     def first_outside(pattern: re.Pattern[str], end: int) -> int:
         matches = (match.start() for match in pattern.finditer(rest, 0, end))
         return next((place for place in matches if not any(a < place < b for a, b in formulas)), end)
 
-    statement = rest[: first_outside(_CLAUSE, first_outside(_SENTENCE_END, len(rest)))].strip().rstrip(".,;:")
+    statement = rest[: first_outside(_CLAUSE, first_outside(_SENTENCE_END, len(rest)))]
+    statement = statement.strip().strip("`'\"").rstrip(".,;:")
     return statement if 0 < len(statement) <= MAX_STATEMENT else None
 
 

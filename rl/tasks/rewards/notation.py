@@ -97,6 +97,7 @@ _FONT = re.compile(
 )
 _COUNTED = re.compile(r"(-?\d+(?:\.\d+)?)\s+([A-Za-z ]+)|(?i:option|choice)\s+(\(?[A-J]\)?)")
 """Words in a font with the number or the choice that they are about."""
+_LISTED = re.compile(r"(?:\(?[A-J]\)?|-?\d+)(?:(?:,\s*|,?\s+(?:and|or)\s+)(?:\(?[A-J]\)?|-?\d+))+")
 _DELIMITERS = re.compile(r"\$|\\[\[\]()]")
 _DOLLARS = re.compile(r"\$(?=\s?[\d.])")
 _GROUP_SPACE = re.compile(r"(?<=\d)(?:,\\!\s*|\{,\})(?=\s*\d{3}(?!\d))")
@@ -105,7 +106,7 @@ _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _SPACED = re.compile(r"(?<![\d.])\d{1,3}(?:(?: |\\,)\d{3})+(?!\d)")
 _RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?:['-][A-Za-z]{2,})*")
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-_ARTICLE = re.compile(r"(?<![\w\\{])[aA] (?=\\text\{)")
+_ARTICLE = re.compile(r"(?<![\w\\{])[aA] (?=\\text\{(?!(?:and|or)\}))")
 _SHORT = (
     "cm mm km kg mg ml mL ft in mi yd lb lbs oz mph kph min mins hr hrs sec secs deg rad sq no or of is to pm am at by "
     "all any act ant art best boy box city cost most not now how low lot ago egg for per and the"
@@ -205,7 +206,9 @@ def _with_plain_fonts(text: str) -> str:
         counted = _COUNTED.fullmatch(content)
         if counted:
             return f" {counted[1] or counted[3]} " + (f"\\text{{{counted[2]}}} " if counted[2] else "")
-        before = match.string[: match.start()].rstrip()
+        if _LISTED.fullmatch(content):
+            return re.sub(r"\b(and|or)\b", r"\\text{\1}", content)
+        before = match.string[: match.start()].rstrip().removesuffix("\\,").rstrip()
         is_unit = (
             bool(before) and (before[-1].isdigit() or before[-1] in "})") and re.fullmatch(r"[A-Za-z/ ]+", content)
         )

@@ -6,17 +6,28 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rl.tasks.rewards.numerals import NUMERALS
+
 CHANGING_WORDS = frozenset(
     [
         *("not", "no", "never", "none", "nor", "neither", "cannot", "without", "except", "unless", "less", "fewer"),
-        *("more", "greater", "least", "most", "over", "under", "between", "minus", "negative", "plus", "times", "half"),
+        *("more", "greater", "least", "most", "over", "under", "between", "minus", "negative", "plus", "times"),
         *("twice", "double", "triple", "thrice", "squared", "cubed", "root", "if", "below", "above", "up", "than"),
-        *("than", "either", "or", "and", "undefined", "impossible", "to", "wrong", "incorrect", "false", "quarter"),
-        *("but", "until", "divisible", "divided", "multiplied", "factorial", "choose", "mod", "modulo", "far", "whether"),
+        *("than", "either", "or", "and", "undefined", "impossible", "to", "wrong", "incorrect", "false"),
+        *("but", "until", "far", "whether", "divisible", "divided", "multiplied", "factorial", "choose", "mod"),
     ]
 )
 """An answer with one of these is not the number beside it."""
+_ORDINALS = ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 SCALES = {
+    "half": Fraction(1, 2),
+    "halve": Fraction(1, 2),
+    **{word: Fraction(1, number) for number, word in enumerate(_ORDINALS, 3)},
+    "quarter": Fraction(1, 4),
+    "hundredth": Fraction(1, 100),
+    "thousandth": Fraction(1, 1000),
+    "millionth": Fraction(1, 10**6),
+    "billionth": Fraction(1, 10**9),
     "dozen": Fraction(12),
     "hundred": Fraction(100),
     "thousand": Fraction(1000),
@@ -95,9 +106,9 @@ _TRAILING = re.compile(
 )
 _DEGREES_OF_A_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z]).*\^\{\\circ\}$")
 _LEADING = re.compile(r"^(?:\s*(?:\\text\{[^{}]*\}(?!\()[:,]?|\\(?:usd|eur|gbp|jpy|inr)|:))+")
-_PART_OF = re.compile(
+_ANOTHER_BEFORE = re.compile(
     r"\b(?:half|third|quarter|(?:four|fif|six|seven|eigh|nin|ten)th|percent|square|cube|factor|divisor|digit|part"
-    r"|opposite|reciprocal|inverse|multiple|logarithm|log|power|fraction)\s+of$"
+    rf"|opposite|reciprocal|inverse|multiple|logarithm|log|power|fraction)\s+of$|\b(?:half|quarter|{'|'.join(NUMERALS)})$"
 )
 """Before a number these make another one of it."""
 _LEADING_WORDS = re.compile(r"(?:\\text\{[^{}]*\}(?!\()[:,]?\s*)+(?=\S)(?=[^=<>]*\Z)(?!\\text|[,;])")
@@ -131,7 +142,7 @@ def quantity(text: str) -> Quantity | None:
         return None
     before = _words(leading[0]) if leading else []
     after = _words(trailing[0]) if trailing else []
-    if _change(before) or _change(after):
+    if _change_what_follows(before) or CHANGING_WORDS.intersection(after):
         return None
     scale, units, words = Fraction(1), set(), set()
     for word in after:
@@ -149,12 +160,12 @@ def quantity(text: str) -> Quantity | None:
 def without_leading_words(text: str) -> str:
     """`\\text{The interval is}[0,1]` as `[0,1]`, unless the words change what is said."""
     match = _LEADING_WORDS.match(text)
-    return text[match.end() :] if match and not _change(_words(match[0])) else text
+    return text[match.end() :] if match and not _change_what_follows(_words(match[0])) else text
 
 
-def _change(words: list[str]) -> bool:
-    """True if the number beside these words is not what is said."""
-    return bool(CHANGING_WORDS.intersection(words)) or _PART_OF.search(" ".join(words)) is not None
+def _change_what_follows(words: list[str]) -> bool:
+    """True if the number after these words is not what is said."""
+    return bool(CHANGING_WORDS.intersection(words)) or _ANOTHER_BEFORE.search(" ".join(words)) is not None
 
 
 def _words(text: str) -> list[str]:

@@ -127,7 +127,7 @@ _LABEL = re.compile(
     rf"(?:|{_VARIABLE}|{_VARIABLE}(?:\^\{{-1\}})?\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})*\s*\)"
     rf"|{_VARIABLE}\(\s*-?\d+\s*\)|\(\s*{_VARIABLE}(?:\s*,\s*{_VARIABLE})+\s*\)|(?:\\text\{{[^{{}}]*\}}:?\s*)+(?:{_VARIABLE})?|[A-Z]{{2,3}})"
 )
-_SET_BUILDER = re.compile(rf"\\\{{\s*{_VARIABLE}\s*(?:\\in\s*\\mathbb\{{R\}}\s*)?[|:]\s*(.+)\\\}}")
+_SET_BUILDER = re.compile(rf"\\\{{\s*({_VARIABLE})\s*(?:\\in\s*\\mathbb\{{R\}}\s*)?[|:]\s*(.+)\\\}}")
 _CHANGING = re.compile(r"\b(?:not|no|never|cannot)\b", re.IGNORECASE)
 _SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
 
@@ -223,10 +223,10 @@ def _sign_of(text: str) -> str:
     return "\\in" if re.search(r"\bin\b", text) else "="
 
 
-def set_condition(text: str) -> str | None:
-    r"""Of `\{x | x > 1\}` the condition. None: it is no such set."""
+def set_condition(text: str) -> tuple[str, str] | None:
+    r"""Of `\{x | x > 1\}` the variable and the condition. None: it is no such set."""
     match = _SET_BUILDER.fullmatch(text)
-    return match[1].strip() if match else None
+    return (match[1], match[2].strip()) if match else None
 
 
 def relation(text: str) -> Relation | None:
