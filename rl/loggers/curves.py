@@ -92,6 +92,9 @@ def draw_published(axes: Axes, lines: Sequence[ReferenceLine], last_step: int) -
         axes.plot(
             (first, last), (line.value,) * 2, color="black", linestyle=style, linewidth=1.0, marker="|", label=line.key
         )
+    if reached and not axes.get_autoscaley_on():
+        (low, high), values = axes.get_ylim(), [line.value for line in reached]
+        axes.set_ylim(min(low, 0.9 * min(values)), max(high, 1.1 * max(values)))
 
 
 def _finish_panel(axes: Axes, last_step: int) -> None:

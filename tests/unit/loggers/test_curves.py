@@ -71,6 +71,13 @@ def test_a_claim_is_drawn_over_its_window_as_far_as_the_run_is():
     assert {tuple(line.get_ydata()) for line in axes.lines} == {(0.5, 0.5)}
 
 
+def test_a_claim_outside_the_limits_of_a_panel_widens_them():
+    axes = Figure().subplots()
+    axes.set_ylim(1.0, 2.0)
+    draw_published(axes, [ReferenceLine("a", "x", 4.0, None, None)], last_step=9)
+    assert axes.get_ylim() == (1.0, 4.4)
+
+
 def test_rows_without_a_value_are_left_out_of_its_series():
     steps, values = series([{"step": 0, "a": 1.0}, {"step": 1}, {"step": 2, "a": None}, {"step": 3, "a": 4.0}], "a")
     np.testing.assert_array_equal(steps, [0, 3])
