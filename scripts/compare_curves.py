@@ -4,11 +4,15 @@
     python scripts/compare_curves.py RUN --versus RUN_OF_THE_OTHER_MODE   # with the ratios between two runs
     python scripts/compare_curves.py RUN --against OTHER_RUN --metric eval/arithmetic/greedy=0.03
     python scripts/compare_curves.py RUN --against export.csv --rename critic/rewards/mean=reward/mean
+    python scripts/compare_curves.py RUN --record                         # for the table in experiments/README.md
 
 A difference within the tolerance is reproduced, from twice of it on failed, in between partial; of several points all,
 none or some must be within. OTHER_RUN and an export of W&B are judged at the claims' own statistics and windows; for a
 metric of --metric that is the median over the last quarter. Points tabled in a file (step, prompts, metric, value,
 read_from; see experiments/curves) are judged one by one, by the tolerance of a claim on that metric or of --metric.
+
+--record keeps in experiments/results what is comparable with the published claims, with commit, digest of the settings
+and GPU-hours. A run whose settings are not the locked ones is told as modified there.
 
 exit codes:
     0  everything is reproduced
@@ -26,7 +30,8 @@ from pathlib import Path
 from rl import exit_codes
 from rl.comparison.curves import Axis
 from rl.comparison.report import print_findings
-from rl.comparison.runs import Request, compare
+from rl.comparison.results import record
+from rl.comparison.runs import PUBLISHED, Request, compare
 from rl.comparison.verdict import exit_code
 from rl.config.schema import ConfigError
 
@@ -37,7 +42,7 @@ def main() -> int:
         description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--against", default="published", help="published (default), a run folder, or a CSV file")
+    parser.add_argument("--against", default=PUBLISHED, help="published (default), a run folder, or a CSV file")
     parser.add_argument(
         "--versus", type=Path, nargs="+", default=[], metavar="RUN", help="runs that claimed ratios divide by"
     )
@@ -54,7 +59,12 @@ def main() -> int:
         help="what curves are compared by (default: prompts)",
     )
     parser.add_argument("--picture", type=Path, help="PNG file (default: verdict.png in the run folder)")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the verdict on published claims in experiments/results"
+    )
     words = parser.parse_args()
+    if words.record and (words.against != PUBLISHED or words.metric):
+        parser.error("--record is of what is published: leave out --against and --metric")
     try:
         request = Request(
             run=words.run,
@@ -67,9 +77,11 @@ def main() -> int:
             picture=words.picture or words.run / "verdict.png",
         )
         findings = compare(request)
+        print_findings(findings, picture=request.picture)
+        if words.record:
+            print(f"recorded in {record(request.run, findings)}; scripts/lock_experiments.py puts it into the table")
     except ConfigError as error:
         return exit_codes.refused(error)
-    print_findings(findings, picture=request.picture)
     return exit_code(findings)
 
 

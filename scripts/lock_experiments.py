@@ -3,8 +3,8 @@
     python scripts/lock_experiments.py             after a change that is meant to change an experiment
     python scripts/lock_experiments.py --check     exit code 1 and the difference where a file is not what it would be
 
-A run is `published` only with the settings of its lock. What was measured stands in experiments/results/<name>.yaml, a
-list of results (`Result` below), and is copied into the README's tables; an experiment without one is `pending`.
+A run is `published` only with the settings of its lock. What was measured stands in experiments/results/<name>.yaml,
+written by scripts/compare_curves.py, and is copied into the README's tables; an experiment without one is `pending`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from omegaconf import OmegaConf
 
+from rl.comparison.results import Result, read_results
 from rl.config.compose import compose_run_config
 from rl.config.evidence import evidence_of
 from rl.config.load import to_plain
@@ -56,29 +55,6 @@ STATISTICS = {
 }
 
 
-@dataclass
-class ClaimResult:
-    ours: float | None = None
-    """None: not comparable."""
-    verdict: str = ""
-    """reproduced, partial, failed, or not comparable and why."""
-
-
-@dataclass
-class Result:
-    """What one or more runs of an experiment measured."""
-
-    hardware: str = ""
-    """With their number, for example 8x MI350X."""
-    config_digest: str = ""
-    """Of provenance.json. Other than the lock's: the runs were modified."""
-    gpu_hours: float = 0.0
-    """Of one run."""
-    seeds: list[int] = field(default_factory=list)
-    claims: dict[str, ClaimResult] = field(default_factory=dict)
-    """By the claims' names; the mean over seeds."""
-
-
 def wanted_files() -> dict[Path, str]:
     """Path -> contents as they should be now."""
     configs = {name: compose_run_config([f"experiment={name}"]) for name in experiment_files()}
@@ -105,7 +81,7 @@ def readme_text(configs: dict[str, RunConfig]) -> str:
 
 
 def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterator[str]:
-    results = read_results(name, published)
+    results = read_results(FOLDER / "results" / f"{name}.yaml", published)
     num_gpus = config.num_gpus_used
     yield f"## `{name}`\n"
     yield f"Published of {published.hardware}. Settings as locked: {num_gpus} GPUs of `{published.measured_on}`."
@@ -128,28 +104,11 @@ def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterat
     yield ""
 
 
-def read_results(name: str, published: PublishedConfig) -> list[Result]:
-    """None yet: an empty list. Raises ValueError where a result is about a claim that the experiment does not make."""
-    path = FOLDER / "results" / f"{name}.yaml"
-    if not path.is_file():
-        return []
-    results = [
-        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Result), entry))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))
-    ]
-    assert all(isinstance(result, Result) for result in results)
-    unknown = {key for result in results for key in result.claims} - set(published.claims)  # type: ignore[union-attr]
-    if unknown:
-        raise ValueError(f"{path}: {', '.join(sorted(unknown))}: the experiment makes no such claim")
-    return results  # type: ignore[return-value]
-
-
 def _result_cells(result: Result, key: str, digest: str) -> str:
     claim = result.claims[key]
-    ours = "" if claim.ours is None else f"{claim.ours:.4g}"
-    seeds = f" ({len(result.seeds)} seeds)" if len(result.seeds) > 1 else ""
     modified = "" if result.config_digest == digest else " (modified)"
-    return f"{ours}{seeds} | {claim.verdict}{modified} | {result.hardware} | {result.gpu_hours:,.0f}"
+    hardware = f"{result.num_gpus} GPUs of `{result.hardware}`" if result.num_gpus else f"`{result.hardware}`"
+    return f"{claim.ours:.4g} (seed {result.seed}) | {claim.verdict}{modified} | {hardware} | {result.gpu_hours:,.0f}"
 
 
 def _what(key: str, claim: ClaimConfig) -> str:

@@ -42,7 +42,7 @@ def read_settings(name: str) -> Settings:
     """`name` is a run folder, the name of an experiment, or a YAML file. Raises ConfigError if it is none of them."""
     path = Path(name)
     if (path / "run.yaml").is_file():
-        facts = _provenance(path)
+        facts = read_provenance(path)
         flat_facts = flat({key: facts[key] for key in FACTS if key in facts})
         words = facts.get("overrides")
         words = None if words is None else _composed_words(words)
@@ -87,7 +87,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _provenance(run_folder: Path) -> dict[str, Any]:
+def read_provenance(run_folder: Path) -> dict[str, Any]:
     """Of the run's first start; empty where it did not come so far."""
     path = run_folder / "provenance.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

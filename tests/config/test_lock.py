@@ -13,7 +13,7 @@ from rl.config.flat import flat
 from rl.config.load import to_plain
 from rl.config.lock import PublishedStatus, deciding_settings, lock_file, published_lines, published_status
 from rl.config.register import experiment_files, package_folder
-from rl.config.schema import Mode, RunConfig, WandbLoggerConfig
+from rl.config.schema import ConfigError, Mode, RunConfig, WandbLoggerConfig
 from rl.loggers.facts import run_facts
 from scripts import lock_experiments
 from tests.composed import config_of
@@ -163,18 +163,20 @@ def test_a_result_is_shown_beside_its_claim_and_one_of_other_settings_is_marked(
     config = config_of(f"experiment={NAME}")
     monkeypatch.setattr(lock_experiments, "FOLDER", tmp_path)
     assert "pending" in lock_experiments.readme_text({NAME: config})
-    digest = lock.config_digest(lock_experiments.to_plain(config))
+    entry = {"started": "2026-12-01T00:00:00Z", "steps": 210, "commit": None, "is_dirty": None}
     claims = {"gsm8k_peak": {"ours": 0.9512, "verdict": "reproduced"}}
-    made = [
-        {"hardware": "8x MI350X", "config_digest": digest, "gpu_hours": 41.6, "seeds": [0, 1], "claims": claims},
-        {"hardware": "8x H200", "config_digest": "other", "gpu_hours": 52.0, "claims": claims},
-    ]
+    digest = lock.config_digest(lock_experiments.to_plain(config))
+    on_own = {"seed": 0, "config_digest": digest, "hardware": "mi350xx8", "num_gpus": 8, "gpu_hours": 41.6}
+    on_other = {"seed": 1, "config_digest": "other", "hardware": "h200x8", "num_gpus": 8, "gpu_hours": 52.0}
     (tmp_path / "results").mkdir()
     file = tmp_path / "results" / f"{NAME}.yaml"
-    file.write_text(yaml.safe_dump(made))
+    file.write_text(yaml.safe_dump([entry | one | {"claims": claims} for one in (on_own, on_other)]))
     rows = [row for row in lock_experiments.readme_text({NAME: config}).splitlines() if "`gsm8k_peak`" in row]
-    assert rows[0].endswith("| 0.956 +- 0.012 | 0.9512 (2 seeds) | reproduced | 8x MI350X | 42 |")
-    assert rows[1].endswith("| 0.9512 | reproduced (modified) | 8x H200 | 52 |")
-    file.write_text(yaml.safe_dump([{"claims": {"gsm8k_peek": {}}}]))
-    with pytest.raises(ValueError, match="gsm8k_peek: the experiment makes no such claim"):
+    assert rows[0].endswith("| 0.956 +- 0.012 | 0.9512 (seed 0) | reproduced | 8 GPUs of `mi350xx8` | 42 |")
+    assert rows[1].endswith("| 0.9512 (seed 1) | reproduced (modified) | 8 GPUs of `h200x8` | 52 |")
+    file.write_text(yaml.safe_dump([entry | on_own | {"claims": {"gsm8k_peek": claims["gsm8k_peak"]}}]))
+    with pytest.raises(ConfigError, match="gsm8k_peek: the experiment makes no such claim"):
+        lock_experiments.readme_text({NAME: config})
+    file.write_text(yaml.safe_dump([{"claims": {}}]))
+    with pytest.raises(ConfigError, match=r"is not what scripts/compare_curves\.py --record writes"):
         lock_experiments.readme_text({NAME: config})
