@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl.canary import Canary, default_bound
-from rl.config.build import build
+from rl.config.build import build, target_class
 from rl.config.replicas import engine_config, engine_has_own_process, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
@@ -27,6 +27,7 @@ from rl.run_folder import BYTES_PER_PARAM, Checkpoint, Checkpoints
 from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.tasks.base import sampling_of
+from rl.throughput import Devices
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
@@ -222,7 +223,6 @@ def assemble(
     if checkpoint is not None:
         stream.restore(checkpoint.state["stream"])
     tracker = build(config.logger, run_folder=run_folder, facts=facts)
-    num_gpus, training_gpus = throughput_devices(config)
     return Run(
         trainer=trainer,
         engine=engine,
@@ -248,16 +248,19 @@ def assemble(
         staleness_bound=config.staleness_bound,
         publish_timeout_s=config.stream.stall_timeout_s,
         restore_from=None if checkpoint is None else checkpoint.trainer_folder,
-        num_gpus=num_gpus,
-        training_gpus=training_gpus,
+        devices=devices_of(config),
         checkpoint_facts=checkpoint_facts,
     )
 
 
-def throughput_devices(config: RunConfig) -> tuple[int, int]:
-    """GPUs that the run uses, and those of them that train; 0 and 0 on a CPU."""
-    num_gpus = config.num_gpus_used
-    return num_gpus, config.placement.trainer_ranks if num_gpus else 0
+def devices_of(config: RunConfig) -> Devices:
+    num_gpus, tflops = config.num_gpus_used, config.hardware.bf16_tflops
+    return Devices(
+        num_gpus,
+        training_gpus=config.placement.trainer_ranks if num_gpus else 0,
+        peak_flops=None if tflops is None else tflops * 1e12,
+        shape=target_class(config.model._target_).shape(config.model),
+    )
 
 
 def _checkpoints(config: RunConfig, run_folder: Path) -> Checkpoints:

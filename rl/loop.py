@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from rl.protocols import (
 )
 from rl.resident import resident_gib, take_peak_gib
 from rl.sentinels import Sentinels
+from rl.throughput import Devices, throughput, utilization
 from rl.types import PublishStats, RolloutGroup, StepStats, TrainBatch
 
 
@@ -77,10 +78,7 @@ class Run:
     publish_timeout_s: float
     restore_from: Path | None
     """Folder that the trainer continues from; None: a new run."""
-    num_gpus: int = 0
-    """Of trainer and engines together, a shared one once; 0: they are on a CPU."""
-    training_gpus: int = 0
-    """Of the trainer."""
+    devices: Devices = field(default_factory=Devices)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: end at the next step boundary, with a checkpoint."""
     checkpoint_facts: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +144,8 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, done) | run.canary.metrics()
     metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=done.batch)
-    metrics |= throughput(groups, step_s=metrics["time/step_s"], num_gpus=run.num_gpus, training_gpus=run.training_gpus)
+    metrics |= throughput(groups, step_s=metrics["time/step_s"], devices=run.devices)
+    metrics |= utilization(done.batch, seconds=done.stats.seconds, devices=run.devices)
     trips = run.sentinels.find(metrics)
     metrics["sentinel/trips"] = len(trips)
     rows.add(_Row(progress.step, metrics, groups, done.digests), evaluation)
@@ -256,17 +255,6 @@ def _step_metrics(run: Run, done: _Trained) -> dict[str, Any]:
         "tokens_trained": progress.tokens_trained,
         "memory/rss_gib": resident_gib(),
     }
-
-
-def throughput(groups: Sequence[RolloutGroup], *, step_s: float, num_gpus: int, training_gpus: int) -> dict[str, float]:
-    """Of a step that trained on `groups`. Rates per GPU count tokens of prompts and answers, every answer with its
-    prompt, as verl's perf/throughput does; on a CPU (0 GPUs) there are none."""
-    rates = {"throughput/prompts_per_s": len(groups) / step_s}
-    if num_gpus:
-        num_tokens = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
-        rates["throughput/tokens_per_s_per_gpu"] = num_tokens / step_s / num_gpus
-        rates["throughput/tokens_per_s_per_training_gpu"] = num_tokens / step_s / training_gpus
-    return rates
 
 
 async def evaluation_metrics(run: Run) -> dict[str, float]:

@@ -114,6 +114,13 @@ METRICS: tuple[Metric, ...] = (
         "tokens of prompts and answers over the wall time of the step and all GPUs of trainer and engines",
     ),
     Metric("throughput/tokens_per_s_per_training_gpu", "tokens/s/GPU", "the same over the GPUs of the trainer alone"),
+    Metric(
+        "throughput/mfu",
+        "fraction",
+        "model FLOPs of the updates, 3 x forward, over the trainer's peak bf16 rate in their time; null where "
+        "hardware.bf16_tflops is not known",
+        healthy=(0.0, 1.0),
+    ),
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
     Metric(
