@@ -110,25 +110,28 @@ def parse_overrides(words: list[str]) -> list[Override]:
             raise ConfigError(
                 f"'{short(word)}' is not an override. Write key=value; `rl --help` lists groups and options."
             )
-    overrides = []
-    for word in words:
-        if len(word.partition("=")[0]) > LONGEST_KEY:
-            raise ConfigError(f"unknown key '{short(word.partition('=')[0])}': no setting has so long a name.")
-        try:
-            (override,) = OverridesParser.create().parse_overrides([word])
-            if not override.is_sweep_override():
-                override.value()  # some words cannot be read until their value is asked for
-        except (HydraException, ValueError, RecursionError) as error:
-            key, _, value = word.partition("=")
-            raise ConfigError(
-                f"cannot read '{short(word)}': {short(str(error).splitlines()[0])}. A value with spaces, commas, "
-                "brackets or letters other than a to z goes in quotes inside the word: "
-                f"'{short(key)}=\"{short(value)}\"'."
-            ) from error
-        if not override.key_or_group or override.package is not None:
-            raise ConfigError(f"'{short(word)}' is not an override. Write key=value or group=option, without @.")
-        overrides.append(override)
-    return overrides
+    return [_parse(word) for word in words]
+
+
+@cache
+def _parse(word: str) -> Override:
+    """One word; the grammar takes its time, and the same word is asked for several times."""
+    if len(word.partition("=")[0]) > LONGEST_KEY:
+        raise ConfigError(f"unknown key '{short(word.partition('=')[0])}': no setting has so long a name.")
+    try:
+        (override,) = OverridesParser.create().parse_overrides([word])
+        if not override.is_sweep_override():
+            override.value()  # some words cannot be read until their value is asked for
+    except (HydraException, ValueError, RecursionError) as error:
+        key, _, value = word.partition("=")
+        raise ConfigError(
+            f"cannot read '{short(word)}': {short(str(error).splitlines()[0])}. A value with spaces, commas, "
+            "brackets or letters other than a to z goes in quotes inside the word: "
+            f"'{short(key)}=\"{short(value)}\"'."
+        ) from error
+    if not override.key_or_group or override.package is not None:
+        raise ConfigError(f"'{short(word)}' is not an override. Write key=value or group=option, without @.")
+    return override
 
 
 def _groups() -> list[str]:

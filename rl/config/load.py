@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +77,18 @@ def _also(missing: list[str]) -> str:
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:
-    """The inverse of `load_run_config`: nulls stay nulls, enums become their names."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), resolve=True, throw_on_missing=True, enum_to_str=True)
-    assert isinstance(plain, dict)
-    return plain  # type: ignore[return-value]
+    """The inverse of `load_run_config`: nulls stay nulls, enums become their names. The caller's own, to change."""
+    return _plain(config)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def save_run_yaml(config: RunConfig, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -22,16 +21,20 @@ LINES_SHOWN = 12
 """Of settings that differ."""
 
 _NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published", "plan", "ray")
-_HOST_FACTS = (
-    "name",
-    "nodes",
-    "gpus_per_node",
-    "memory_gib",
-    "memory_bandwidth_tb_s",
-    "bf16_tflops",
-    "link_gb_s",
-    "network_gb_s",
-)
+_FACTS = {
+    "hardware": (
+        "name",
+        "nodes",
+        "gpus_per_node",
+        "memory_gib",
+        "memory_bandwidth_tb_s",
+        "bf16_tflops",
+        "link_gb_s",
+        "network_gb_s",
+    ),
+    "model": ("shape",),
+}
+"""Keys of a node that are facts about the host, or about model.path."""
 
 
 def deciding_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,10 +42,10 @@ def deciding_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
 
     Claims, the plan's assumptions and the model's sizes are no settings.
     """
-    settings = copy.deepcopy({key: value for key, value in plain.items() if key not in _NOT_SETTINGS})
-    for key in _HOST_FACTS:
-        settings.get("hardware", {}).pop(key, None)
-    settings.get("model", {}).pop("shape", None)  # a fact about model.path
+    settings = {key: value for key, value in plain.items() if key not in _NOT_SETTINGS}
+    for node, facts in _FACTS.items():
+        if node in settings:
+            settings[node] = {key: value for key, value in settings[node].items() if key not in facts}
     return settings
 
 

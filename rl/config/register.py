@@ -102,6 +102,25 @@ _stored: dict[str, tuple[Path, int, int]] = {}
 """Experiments in Hydra's store -> their file, its time and size. To read all takes longer than to compose one."""
 
 
+class _Options(dict[str, Any]):
+    """One group in Hydra's store, where a schema is made when an option's file first asks for it.
+
+    A run needs a few of them, and to make all takes half as long as to compose it.
+    """
+
+    def __init__(self, group: str, nodes: dict[str, Any]) -> None:
+        super().__init__(nodes)
+        self._group = group
+
+    def __getitem__(self, name: str) -> Any:
+        node = super().__getitem__(name)
+        if isinstance(node, type):
+            from hydra.core.config_store import ConfigNode
+
+            node = self[name] = ConfigNode(name, OmegaConf.structured(node), self._group, package=None, provider=None)
+        return node
+
+
 def register_all(experiments: Collection[str] | None = None) -> None:
     """Idempotent. A broken experiment file raises ConfigError naming the file.
 
@@ -113,8 +132,12 @@ def register_all(experiments: Collection[str] | None = None) -> None:
     if "schema_run.yaml" not in store.repo:
         store.store(name="schema_run", node=RunConfig)
         for group, classes in GROUPS.items():
-            for config_class in classes:
-                store.store(group=group, name=f"schema_{SCHEMA_NAMES[config_class]}", node=config_class)
+            *parents, last = group.split("/")
+            options = store.repo
+            for name in parents:
+                options = options.setdefault(name, {})
+            schemas = {f"schema_{SCHEMA_NAMES[config_class]}.yaml": config_class for config_class in classes}
+            options[last] = _Options(group, schemas | options.get(last, {}))
     files = experiment_files()
     wanted = list(files if experiments is None else experiments)
     while wanted:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl.config.check import check_devices
@@ -103,14 +102,15 @@ def _neighbors(config: RunConfig) -> list[tuple[str, RunConfig]]:
 
 def _with(config: RunConfig, key: str, value: Any) -> RunConfig | None:
     """`config` with another value; None where that is no change, or the devices do not allow it."""
-    changed = copy.deepcopy(config)
     *path, name = key.split(".")
-    node: Any = changed
+    nodes: list[Any] = [config]
     for part in path:
-        node = getattr(node, part)
-    if getattr(node, name) == value or (name == "memory_fraction" and not 0 < value < 1):
+        nodes.append(getattr(nodes[-1], part))
+    if getattr(nodes[-1], name) == value or (name == "memory_fraction" and not 0 < value < 1):
         return None
-    setattr(node, name, value)
+    changed: Any = value
+    for node, part in zip(reversed(nodes), reversed([*path, name]), strict=True):
+        changed = replace(node, **{part: changed})
     try:
         check_devices(changed)
     except ConfigError:

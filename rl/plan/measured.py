@@ -7,7 +7,6 @@ steps and its seed. plan.json in the run folder is the same line.
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import time
@@ -109,7 +108,7 @@ def last_like(config: RunConfig) -> dict[str, Any] | None:
 
 def settings_digest(config: RunConfig) -> str:
     """Of everything that decides what a step takes: neither the number of steps nor the seed does."""
-    plain = copy.deepcopy(to_plain(config))
+    plain = to_plain(config)
     for key in ("steps", "seed", "checkpoint", "evaluation"):
         plain.pop(key)
     return config_digest(plain)

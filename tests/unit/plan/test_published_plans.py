@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from rl.config.check import check_devices
-from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError
 from rl.plan.forecast import forecast
 from tests.command import environment
+from tests.composed import config_of
 
 CPU_LIMIT_S = 6.0
 """Two seconds on an idle core; four to five were seen where other processes shared its caches."""
@@ -27,26 +27,38 @@ ALL = (
 
 PROGRAM = """
 import sys, time
+from contextlib import redirect_stdout
 from rl.__main__ import main
-code = main(sys.argv[1:])
-heavy = [name for name in ("torch", "transformers", "ray", "datasets", "pyarrow", "vllm") if name in sys.modules]
-print(code, round(time.process_time(), 2), *heavy)
+began = 0.0
+for experiment in sys.argv[1:]:
+    with open(f"{experiment}.txt", "w") as page, redirect_stdout(page):
+        code = main([f"experiment={experiment}", "mode=plan"])
+    heavy = [name for name in ("torch", "transformers", "ray", "datasets", "pyarrow", "vllm") if name in sys.modules]
+    print(experiment, code, round(time.process_time() - began, 2), *heavy)
+    began = time.process_time()
 """
 
 
-@pytest.mark.parametrize("experiment", ALL)
-def test_on_its_published_hardware_each_fits_and_is_planned_in_seconds_without_torch(experiment, tmp_path):
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str], list[str]]]:
+    """Experiment -> lines of its page; exit code, CPU seconds and heavy packages. The first one's count the imports."""
+    folder = tmp_path_factory.mktemp("plans")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, f"experiment={experiment}", "mode=plan"],
-        cwd=tmp_path,
+        [sys.executable, "-c", PROGRAM, *ALL],
+        cwd=folder,
         env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    *page, last = done.stdout.splitlines()
-    code, cpu_s, *heavy = last.split()
+    facts = {name: rest for name, *rest in map(str.split, done.stdout.splitlines())}
+    return {name: ((folder / f"{name}.txt").read_text().splitlines(), rest) for name, rest in facts.items()}
+
+
+@pytest.mark.parametrize("experiment", ALL)
+def test_on_its_published_hardware_each_fits_and_is_planned_in_seconds_without_torch(experiment, plans):
+    page, (code, cpu_s, *heavy) = plans[experiment]
     assert heavy == []
     assert float(cpu_s) < CPU_LIMIT_S
     # Megatron-Core on several GPUs is planned and refused: no run of it can start yet.
@@ -74,7 +86,7 @@ FULLEST_GIB = {
 @pytest.mark.parametrize("experiment", ALL)
 def test_what_is_fullest_is_what_a_hand_gets(experiment):
     for hardware, expected in zip([[], ["hardware=h200x8"]], FULLEST_GIB[experiment], strict=True):
-        config = compose_run_config([f"experiment={experiment}", *hardware])
+        config = config_of(f"experiment={experiment}", *hardware)
         check_devices(config)
         found = forecast(config)
         assert found is not None
@@ -103,4 +115,4 @@ def test_on_eight_h200_one_of_the_five_does_not_fit_and_says_what_would_help(tmp
 def test_one_h200_is_refused_with_what_is_missing(experiment):
     needed = 32 if "qwen2_5" in experiment else 8
     with pytest.raises(ConfigError, match=rf"hardware=h200x1 has \d GPU\(s\) and this run needs {needed}"):
-        check_devices(compose_run_config([f"experiment={experiment}", "hardware=h200x1"]))
+        check_devices(config_of(f"experiment={experiment}", "hardware=h200x1"))
