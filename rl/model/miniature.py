@@ -15,9 +15,9 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from rl.config.schema import Architecture, ConfigError, MiniatureModelConfig
+from rl.config.schema import Architecture, MiniatureModelConfig
 from rl.model.shape import ModelShape, shape_of
-from rl.model.source import merged
+from rl.model.source import check_unset, merged
 from rl.protocols import Task
 
 END, START, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
@@ -125,13 +125,8 @@ class MiniatureModel:
 
     @classmethod
     def check(cls, config: MiniatureModelConfig) -> None:
-        unused = {"path": "miniature", "revision": None, "chat_template": None, "num_params": None, "shape": None}
-        for name, value in unused.items():
-            if getattr(config, name) != value:
-                raise ConfigError(
-                    f"model.{name}={getattr(config, name)} has no meaning for a miniature, which is made on the spot. "
-                    "Use model=hf for a model of your own."
-                )
+        usual = {"path": "miniature", "revision": None, "chat_template": None, "num_params": None, "shape": None}
+        check_unset(config, usual=usual, why="a miniature, which is made on the spot")
 
     @classmethod
     def check_present(cls, config: MiniatureModelConfig) -> None:

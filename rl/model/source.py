@@ -123,6 +123,18 @@ class HuggingFaceModel:
 _OFFLINE_REMEDY = "Without a network, give a local folder: model.path=FOLDER."
 
 
+def check_unset(config: ModelConfig, *, usual: Mapping[str, Any], why: str) -> None:
+    """Of a model that is made on the spot: raises ConfigError for a setting that is not as `usual`, and so without use.
+
+    `why` follows the setting in the message.
+    """
+    for name, value in usual.items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"model.{name}={getattr(config, name)} has no meaning for {why}. Use model=hf for a model of your own."
+            )
+
+
 def local_folder(config: ModelConfig) -> Path | None:
     """The folder that `config.path` names; None for a hub id. With HF_HUB_OFFLINE=1 a hub id is its snapshot in the
     hub's cache, and None where there is none."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rl.config.schema import ConfigError, TinyModelConfig
 from rl.config.shape import ModelShape
 from rl.model.shape import shape_of
+from rl.model.source import check_unset
 from rl.model.warm_start import is_warm_started, warm_start
 from rl.protocols import Task
 
@@ -39,13 +40,9 @@ class TinyModel:
             raise ConfigError(f"model.heads={config.heads} must be a multiple of model.kv_heads={config.kv_heads}.")
         if config.head_dim % 2:
             raise ConfigError(f"model.head_dim={config.head_dim} must be even: rotary positions turn pairs.")
-        unused = {"path": "tiny", "revision": None, "hf_overrides": {}, "chat_template": None}
-        for name, value in (unused | {"num_params": None, "shape": None}).items():
-            if getattr(config, name) != value:
-                raise ConfigError(
-                    f"model.{name}={getattr(config, name)} has no meaning for model=tiny, which is made from its "
-                    "sizes. Use model=hf for a model of your own."
-                )
+        usual = {"path": "tiny", "revision": None, "hf_overrides": {}, "chat_template": None}
+        usual |= {"num_params": None, "shape": None}
+        check_unset(config, usual=usual, why="model=tiny, which is made from its sizes")
         warm = config.warm_start
         if warm is None:
             return

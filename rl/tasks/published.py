@@ -21,6 +21,7 @@ from rl.config.tasks import MADE, DataConfig
 from rl.tasks.base import Problem, user_message
 from rl.tasks.made import made_rows
 from rl.tasks.rewards.published import last_boxed
+from rl.tasks.rewards.rules import SOURCE_RULES
 from rl.tasks.rows import Row, as_example, require_columns, split_rows
 
 HASHES = 'Let\'s think step by step and output the final answer after "####".'
@@ -55,8 +56,6 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class DataSet:
     name: str
-    rule: str
-    """Published scoring rule, a name in `rl.tasks.rewards.rules.RULES`."""
     example: Row
     """A right row; its keys are the columns that every row must have."""
     read: Callable[[Row], Reading]
@@ -69,6 +68,11 @@ class DataSet:
     """Name of the published file, where it is not that of the split."""
     train_rows: int | None = None
     """As published. None: not known exactly, or none."""
+
+    @property
+    def rule(self) -> str:
+        """Published scoring rule, a name in `rl.tasks.rewards.rules.RULES`."""
+        return SOURCE_RULES[self.name]
 
 
 def _gsm8k(row: Row) -> Reading:
@@ -145,7 +149,6 @@ DATA_SETS = {
     for data_set in (
         DataSet(
             "gsm8k",
-            rule="gsm8k",
             example={"question": "Tom has 3 apples and buys 4. How many has he?", "answer": "3 + 4 = 7\n#### 7"},
             read=_gsm8k,
             train_split="train",
@@ -155,7 +158,6 @@ DATA_SETS = {
         ),
         DataSet(
             "math",
-            rule="math",
             example={"problem": "What is $7 + 5$?", "solution": "It is $\\boxed{12}$."},
             read=_math,
             train_split="train",
@@ -164,14 +166,12 @@ DATA_SETS = {
         ),
         DataSet(
             "math_500",
-            rule="math",
             example={"problem": "What is $7 + 5$?", "answer": "12"},
             read=_problem_and_answer,
             test_split="test",
         ),
         DataSet(
             "dapo_math",
-            rule="dapo",
             example=_DAPO_EXAMPLE,
             read=_dapo,
             train_split="train",
@@ -179,20 +179,16 @@ DATA_SETS = {
         ),
         DataSet(
             "dapo_aime_2024",
-            rule="dapo",
             example=_DAPO_EXAMPLE,
             read=_dapo,
             test_split="train",
             file="aime-2024.parquet",
         ),
-        DataSet("aime_2024", rule="math", example=_AIME_EXAMPLE, read=_aime, test_split="train"),
-        DataSet("aime_2025", rule="math", example=_AIME_EXAMPLE, read=_aime, test_split="test"),
-        DataSet(
-            "amc23", rule="math", example={"question": "What is 7 + 5?", "answer": 12.0}, read=_amc, test_split="test"
-        ),
+        DataSet("aime_2024", example=_AIME_EXAMPLE, read=_aime, test_split="train"),
+        DataSet("aime_2025", example=_AIME_EXAMPLE, read=_aime, test_split="test"),
+        DataSet("amc23", example={"question": "What is 7 + 5?", "answer": 12.0}, read=_amc, test_split="test"),
         DataSet(
             "geometry3k",
-            rule="geometry3k",
             example={"images": [{"bytes": b"..."}], "problem": "<image>Find x.", "answer": "12"},
             read=_geometry3k,
             train_split="train",
