@@ -11,7 +11,7 @@ from rl.config.check import missing_packages, not_there_yet
 from rl.config.lock import published_lines, published_status
 from rl.config.published import ClaimConfig
 from rl.config.replicas import engine_config, num_params, replicas_of
-from rl.config.schema import ConfigError, LocalRolloutConfig, RunConfig, WeightTransport
+from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import weight_transport
 from rl.plan.forecast import TIGHT, Forecast, best_knob, forecast
 from rl.plan.measured import measured_lines
@@ -57,30 +57,13 @@ def _parts(config: RunConfig) -> list[str]:
         for part in name.split("."):
             node = getattr(node, part)
         lines.append(f"{name:<16} {node._target_}")
-    lines += [_model_line(config), repeats_line(config)]
+    lines.append(_model_line(config))
     lines += [f"missing here: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
     try:
         target_class(config.model._target_).check_present(config.model)
     except ConfigError as error:
         lines.append(f"missing here: {error}")
     return lines
-
-
-def repeats_line(config: RunConfig) -> str:
-    """What a second run of the same seed promises. scripts/diff_runs.py says where two runs part."""
-    is_bitwise = (
-        config.hardware.device == "cpu"
-        and isinstance(config.backend.rollout, LocalRolloutConfig)
-        and config.placement.trainer_ranks == 1
-        and config.staleness_bound == 0
-        and config.window == config.algorithm.prompts_per_step  # else what finishes first is trained on first
-    )
-    if is_bitwise:
-        return f"seed {config.seed} again: the same run to the bit, on the same machine and packages"
-    same = "weights at the start, prompts in the order that they begin, and seed of every answer"
-    if config.staleness_bound > 0:
-        same += "; not which version of the weights an answer is of"
-    return f"seed {config.seed} again: the same {same}; not the same bits, which batches and kernels change"
 
 
 def _model_line(config: RunConfig) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl.config.compose import compose_run_config
-from rl.plan.report import print_plan, repeats_line
+from rl.plan.report import print_plan
 from rl.sweeps.command import run_sweep
-from tests.composed import config_of
 
 
 @pytest.fixture(autouse=True)
@@ -106,22 +105,3 @@ def test_a_sweep_of_plans_ends_as_its_worst_point(capsys: pytest.CaptureFixture[
     words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "mode=plan"]
     assert run_sweep([*words, "backend.trainer.recompute=true,false"]) == 2
     assert capsys.readouterr().out.count("verdict: ") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "promise"),
-    [
-        ([], "seed 0 again: the same run to the bit, on the same machine and packages"),
-        (["hardware=h200x1"], "seed 0 again: the same weights at the start, prompts in the order that they begin, and"),
-        (["backend/rollout=vllm"], "not the same bits"),
-        (["placement=fully_async"], "not which version of the weights an answer is of"),
-        (
-            ["placement=fully_async", "placement.max_staleness=0", "placement.publish_every=1"],
-            "the same run to the bit",
-        ),
-        (["placement=fully_async", "placement.max_staleness=0", "placement.publish_every=2"], "not the same bits"),
-    ],
-)
-def test_what_the_same_seed_promises_depends_on_engine_device_and_staleness(words: list[str], promise: str):
-    """tests/integration/test_divergence.py and test_placements.py hold the runs that are the same to the bit to it."""
-    assert promise in repeats_line(config_of("experiment=quickstart", *words))
