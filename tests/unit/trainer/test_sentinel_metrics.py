@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl.config.algorithms import GRPOConfig
+from rl.config.algorithms import GRPOConfig, OldLogprobs
 from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
-from rl.sentinels import DTYPE_LIMITS
+from rl.config.sentinels import SentinelAction, SentinelConfig, SentinelsConfig
+from rl.sentinels import DTYPE_LIMITS, WATCHES, Sentinels
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.trainer.packing import pack
 from rl.types import RolloutGroup, TrainBatch
@@ -133,6 +134,34 @@ def test_tokens_whose_log_prob_the_engine_did_not_give_are_in_no_denominator():
     assert [counts.tokens for counts in batch.loss_counts] == [5, 4]
     assert batch.metrics["rollout/nonfinite_logprobs"] == 1.0
     assert sum(int(micro.loss_mask.sum()) for micro in batch.mini_batches[1][0]) == 4
+
+
+def test_in_bypass_mode_the_engine_trainer_difference_trips_and_nothing_else_is_missing(tiny_qwen3):
+    """The engine's log-probs are 0.3 above the trainer's: k3 is exp(-0.3) - 1 + 0.3 = 0.0408 nats."""
+    run = trainer(tiny_qwen3, old_logprobs=OldLogprobs.rollout)
+    batch = packed(made_batch(2, 4))
+    for (micro,) in (ranks[0] for ranks in batch.mini_batches):
+        micro.rollout_logprobs = np.where(
+            micro.loss_mask, run._score(run.policy, micro) + np.float32(0.3), np.float32(0.0)
+        )
+    metrics = batch.metrics | step(run, batch)
+    assert metrics["mismatch/kl_k3"] == pytest.approx(math.exp(-0.3) - 0.7, abs=1e-4)
+    not_known = [watch.sentinel for watch in WATCHES if all(math.isnan(metrics.get(k, math.nan)) for k in watch.keys)]
+    assert not_known == ["old_logprobs"]  # there is no pass of the trainer to compare
+    for action in SentinelAction:
+        config = SentinelsConfig(mismatch=SentinelConfig(0.01, action))
+        trips = Sentinels(config, compute_dtype=Dtype.float32).find(metrics)
+        assert [(trip.sentinel, trip.action) for trip in trips] == [("mismatch", action)]
+
+
+def test_a_policy_without_finite_log_probs_is_counted_and_not_updated(tiny_qwen3):
+    run = trainer(tiny_qwen3)
+    with torch.no_grad():
+        run.policy.model.get_output_embeddings().weight.fill_(math.nan)
+    batch = packed(made_batch(2, 4), prompts_per_mini_batch=None)
+    metrics = step(run, batch)
+    assert metrics["train/nonfinite_logprobs"] == batch.loss_counts[0].tokens
+    assert metrics["train/skipped_updates"] == 1.0
 
 
 def test_the_effective_sample_size_is_that_of_the_ratios(tiny_qwen3):
