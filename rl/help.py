@@ -58,9 +58,9 @@ def key_help(words: Sequence[str]) -> str:
     config = compose_run_config(list(others))
     settings = describe(config, key)
     if not settings:
-        known = flat(to_plain(config))
+        known = list(flat(to_plain(config)))
         raise ConfigError(
-            f"unknown key '{key}'.{nearest(key, list(known))} Name a key or group, then options that have it: rl --help "
+            f"unknown key '{key}'.{nearest(key, known)} Name a key or group, then options that have it: rl --help "
             "algorithm.dynamic_sampling algorithm=dapo"
         )
     return "\n\n".join(_block(setting) for setting in settings)

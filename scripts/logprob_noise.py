@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ NUM_PROMPTS, GROUP_SIZE, MAX_TOKENS = 4, 4, 1024
 def answered(folder: str, device: str) -> Iterator[RolloutGroup]:
     """Groups of answers of at most 16, 24, 32 and 40 tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model.to(device)
     torch.manual_seed(0)
     for place in range(NUM_PROMPTS):
         messages = [{"role": "user", "content": f"Tell me something about the number {place + 2}, and why it matters."}]
