@@ -39,6 +39,8 @@ class KlGradient(Enum):
 
 
 class KlPlacement(Enum):
+    """Where the KL to the initial policy counts."""
+
     loss = "loss"
     reward = "reward"
     """Subtracted from the reward before advantages, from the log-probs sampled with; no gradient of its own."""

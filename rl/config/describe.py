@@ -48,7 +48,8 @@ def _below(node: Any, name: str, key: str) -> list[Setting]:
     parts = [part for part in _parts(annotation) if part is not types.NoneType]
     enum = next((part for part in parts if isinstance(part, type) and issubclass(part, Enum)), None)
     texts = (_texts(owner).get(name) for owner in type(node).__mro__ if dataclasses.is_dataclass(owner))
-    text = next((text for text in texts if text), None) or (enum and inspect.getdoc(enum)) or ""
+    of_enum = enum.__doc__ if enum is not None else None  # its own: getdoc() would give that of Enum
+    text = next((text for text in texts if text), None) or of_enum or ""
     choices = {} if enum is None else {name: _texts(enum).get(name, "") for name in enum.__members__}
     kind = f"one of {', '.join(choices)}" if choices else " or ".join(_name(part) for part in parts)
     is_nullable = types.NoneType in _parts(annotation)

@@ -23,6 +23,8 @@ class Statistic(Enum):
 
 
 class ClaimOrigin(Enum):
+    """Whether the vendor measured it, or it follows from what the vendor measured."""
+
     vendor_measured = "vendor_measured"
     """The source says that it was measured on the experiment's hardware."""
     derived = "derived"

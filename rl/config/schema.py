@@ -32,17 +32,23 @@ class ConfigError(ValueError):
 
 
 class Mode(Enum):
+    """What the command does."""
+
     train = "train"
     eval = "eval"
     plan = "plan"
 
 
 class Dtype(Enum):
+    """Type of numbers."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
 
 
 class Packing(Enum):
+    """How sequences are laid out in a micro-batch."""
+
     tokens = "tokens"
     """Many sequences back to back, up to the token budget."""
     one_sequence = "one_sequence"
@@ -50,6 +56,8 @@ class Packing(Enum):
 
 
 class Schedule(Enum):
+    """Of the learning rate, after its warm-up."""
+
     constant = "constant"
     linear = "linear"
     cosine = "cosine"

@@ -8,6 +8,8 @@ from functools import partial
 
 
 class SentinelAction(Enum):
+    """What happens past the limit."""
+
     warn = "warn"
     """A warning when a limit is passed, and no other until the value was inside again."""
     stop = "stop"

@@ -8,6 +8,8 @@ from typing import Any
 
 
 class Launcher(Enum):
+    """What starts the points of a sweep."""
+
     local = "local"
     """Child processes on this machine."""
     slurm = "slurm"

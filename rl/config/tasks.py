@@ -27,6 +27,8 @@ class Notation(Enum):
 
 
 class TrainReward(Enum):
+    """What a policy is trained on."""
+
     task = "task"
     shuffled = "shuffled"
     """A control: the true rewards of each group, dealt out at random among its members. Evaluation stays true."""
