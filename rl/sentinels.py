@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rl.config.schema import Dtype
@@ -27,10 +27,11 @@ class _Watch:
     sentinel: str
     """Field of `SentinelsConfig`."""
     keys: tuple[str, ...]
-    """Metrics of which the worst is compared."""
+    """Metrics that are compared, taken together by `combine`."""
     is_floor: bool
     """The limit is the smallest healthy value, not the largest."""
     meaning: str
+    combine: Callable[[Iterable[float]], float] = sum
 
 
 WATCHES = (
@@ -54,6 +55,7 @@ WATCHES = (
         False,
         "engine and trainer give the same tokens different log-probs on equal weights. Set algorithm.correction, or "
         "make their dtypes equal.",
+        max,  # two measurements of the same
     ),
     _Watch(
         "nonfinite",
@@ -103,11 +105,13 @@ class Sentinels:
                 continue
             settings: SentinelConfig = getattr(self._config, watch.sentinel)
             limit = self._dtype_limit if settings.limit is None else settings.limit
-            key = (min if watch.is_floor else max)(known, key=known.__getitem__)
-            if known[key] < limit if watch.is_floor else known[key] > limit:
+            value = watch.combine(known.values())
+            if value < limit if watch.is_floor else value > limit:
+                named = [key for key in known if known[key] == value] or list(known)
                 relation = "below" if watch.is_floor else "above"
                 message = (
-                    f"{key} is {known[key]:.3g}, {relation} sentinels.{watch.sentinel}.limit={limit:g}: {watch.meaning}"
+                    f"{' + '.join(named)} is {value:.3g}, {relation} sentinels.{watch.sentinel}.limit={limit:g}: "
+                    f"{watch.meaning}"
                 )
                 trips.append(Trip(watch.sentinel, settings.action, message))
         return trips
