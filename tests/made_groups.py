@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from rl.config.schema import Packing
+from rl.trainer.packing import pack
+from rl.types import FinishReason, Prompt, Rollout, RolloutGroup, TrainBatch
 
 
 def made_group(
@@ -83,3 +85,16 @@ def made_batch(num_groups: int, group_size: int, *, seed: int = 0, **options: An
         made_group(rewards, group_id=1000 * seed + index, advantages=advantages, **options)
         for index in range(num_groups)
     ]
+
+
+def packed(groups: Sequence[RolloutGroup], **settings: Any) -> TrainBatch:
+    """One update of one rank in one micro-batch, unless `settings` of `pack` say otherwise."""
+    defaults: dict[str, Any] = {
+        "prompts_per_mini_batch": None,
+        "num_ranks": 1,
+        "max_tokens_per_micro_batch": 10_000,
+        "packing": Packing.tokens,
+        "policy_version": 0,
+        "skip_zero_advantage": False,
+    }
+    return pack(groups, **(defaults | settings))

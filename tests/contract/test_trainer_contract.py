@@ -20,11 +20,11 @@ from rl.config.algorithms import GRPOConfig
 from rl.config.schema import ConfigError, Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
 from rl.protocols import EngineError, Trainer
 from rl.trainer.group import TrainerGroup, TrainerRankError
-from rl.trainer.packing import pack
 from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
 from rl.weights.inlet import WeightInlet
 from tests.engine_use import logprobs_of
 from tests.made_groups import made_batch, made_group
+from tests.made_groups import packed as packed_batch
 from tests.megatron.on_cpu import megatron_on_cpu  # noqa: F401
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,14 +96,12 @@ def packed(
     packing: Packing = Packing.tokens,
     updates: int = 2,
 ) -> TrainBatch:
-    return pack(
+    return packed_batch(
         groups,
         prompts_per_mini_batch=len(groups) // updates,
         num_ranks=num_ranks,
         max_tokens_per_micro_batch=max_tokens,
         packing=packing,
-        policy_version=0,
-        skip_zero_advantage=False,
     )
 
 

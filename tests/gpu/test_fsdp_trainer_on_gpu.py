@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
+from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig
 from rl.trainer.attention import _by_runs, _flash, equal_length_runs
 from rl.trainer.fsdp_trainer import FSDPTrainer
-from rl.trainer.packing import pack
-from tests.made_groups import made_batch
+from tests.made_groups import made_batch, packed
 
 pytestmark = pytest.mark.gpu
 
@@ -33,15 +32,7 @@ def trainer(folder: Path, device: str, **settings) -> FSDPTrainer:
 
 
 def batch(seed: int = 0):
-    return pack(
-        made_batch(4, 4, seed=seed),
-        prompts_per_mini_batch=2,
-        num_ranks=1,
-        max_tokens_per_micro_batch=64,
-        packing=Packing.tokens,
-        policy_version=0,
-        skip_zero_advantage=False,
-    )
+    return packed(made_batch(4, 4, seed=seed), prompts_per_mini_batch=2, max_tokens_per_micro_batch=64)
 
 
 def step(of: FSDPTrainer, seed: int = 0):

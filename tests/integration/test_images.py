@@ -13,9 +13,8 @@ from rl.config.algorithms import GRPOConfig
 from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
 from rl.placement.ray_runtime import ensure_ray, shutdown_ray
 from rl.trainer.group import TrainerGroup
-from rl.trainer.packing import pack
 from rl.types import RolloutGroup
-from tests.made_groups import answered
+from tests.made_groups import answered, packed
 from tests.made_images import image_prompt, miniature, png, renderer_of, text_prompt
 
 pytestmark = pytest.mark.slow
@@ -46,17 +45,7 @@ async def trained(folder: Path, groups: list[RolloutGroup], num_ranks: int) -> t
     )
     await trainer.start()
     scores = await trainer.logprobs([g.prompt for g in groups], [g.rollouts[0] for g in groups])
-    await trainer.step(
-        pack(
-            groups,
-            prompts_per_mini_batch=None,
-            num_ranks=num_ranks,
-            max_tokens_per_micro_batch=1000,
-            packing=Packing.one_sequence,
-            policy_version=0,
-            skip_zero_advantage=False,
-        )
-    )
+    await trainer.step(packed(groups, num_ranks=num_ranks, packing=Packing.one_sequence))
     weights = {name: tensor.clone() async for bucket in trainer.buckets() for name, tensor in bucket}
     await trainer.close()
     return weights, scores

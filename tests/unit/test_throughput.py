@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rl.assemble import devices_of
-from rl.config.schema import Packing
 from rl.config.shape import ModelShape
 from rl.loggers.names import unlisted
 from rl.throughput import Devices, throughput, utilization
-from rl.trainer.packing import pack
 from rl.types import TrainBatch
 from tests.composed import config_of
-from tests.made_groups import made_group
+from tests.made_groups import made_group, packed
 
 GROUPS = [
     made_group([1.0, 0.0], prompt_tokens=4, response_tokens=[2, 3], group_id=0),
@@ -62,15 +60,7 @@ def test_utilization_is_forward_and_backward_over_the_peak_of_the_gpus_that_trai
     Lengths 6, 7, 7 and 10: 60,000 + 8 x 234 = 61,872. In 2 s on 2 GPUs of 92,808 a second: half of what they could.
     What fills up the third rank's share is no work.
     """
-    batch = pack(
-        GROUPS,
-        prompts_per_mini_batch=None,
-        num_ranks=3,
-        max_tokens_per_micro_batch=13,
-        packing=Packing.tokens,
-        policy_version=0,
-        skip_zero_advantage=False,
-    )
+    batch = packed(GROUPS, num_ranks=3, max_tokens_per_micro_batch=13)
     used = utilization(batch, seconds=SECONDS, devices=Devices(6, 2, peak_flops=92_808.0, shape=SHAPE))
     assert used == {"throughput/mfu": pytest.approx(0.5)}
     assert unlisted(used) == []

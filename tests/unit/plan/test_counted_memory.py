@@ -13,14 +13,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import Dtype, FSDPConfig, Packing
+from rl.config.schema import Dtype, FSDPConfig
 from rl.config.shape import ModelShape
 from rl.model.shape import read_config_json, shape_of
 from rl.plan.memory import activation_lines
 from rl.plan.sizes import TrainerSizes
 from rl.trainer.fsdp_trainer import FSDPTrainer
-from rl.trainer.packing import pack
-from tests.made_groups import made_group
+from tests.made_groups import made_group, packed
 from tests.tiny_models import write_tiny_qwen3
 
 TOKENS = 1024
@@ -38,15 +37,7 @@ def peak_of_a_step(folder: Path, *, chunk: int, recompute: bool, dtype: Dtype) -
     )
 
     def step() -> None:
-        batch = pack(
-            [group],
-            prompts_per_mini_batch=None,
-            num_ranks=1,
-            max_tokens_per_micro_batch=TOKENS,
-            packing=Packing.tokens,
-            policy_version=0,
-            skip_zero_advantage=False,
-        )
+        batch = packed([group], max_tokens_per_micro_batch=TOKENS)
         trainer.step([ranks[0] for ranks in batch.mini_batches], batch.loss_counts)
 
     step()  # moments are made, and the check for leaks is over

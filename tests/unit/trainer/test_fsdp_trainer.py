@@ -13,9 +13,8 @@ from rl.config.algorithms import GRPOConfig, OldLogprobs
 from rl.config.schema import ConfigError, Dtype, FSDPConfig, OptimizerConfig, Packing, Schedule
 from rl.trainer.checkpoint import check_export
 from rl.trainer.fsdp_trainer import FSDPTrainer
-from rl.trainer.packing import pack
-from rl.types import RolloutGroup, StepStats, TrainBatch
-from tests.made_groups import made_batch, made_group
+from rl.types import StepStats, TrainBatch
+from tests.made_groups import made_batch, made_group, packed
 from tests.tiny_models import write_tiny
 
 GROUPS = 4
@@ -36,18 +35,6 @@ def trainer(
         seed=0,
         total_updates=100,
     )
-
-
-def packed(groups: list[RolloutGroup], **settings) -> TrainBatch:
-    defaults = {
-        "prompts_per_mini_batch": None,
-        "num_ranks": 1,
-        "max_tokens_per_micro_batch": 10_000,
-        "packing": Packing.tokens,
-        "policy_version": 0,
-        "skip_zero_advantage": False,
-    }
-    return pack(groups, **(defaults | settings))
 
 
 def step(of: FSDPTrainer, batch: TrainBatch) -> StepStats:

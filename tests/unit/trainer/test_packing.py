@@ -7,21 +7,9 @@ import pytest
 
 from rl.config.schema import Packing
 from rl.loggers.names import unlisted
-from rl.trainer.packing import pack, pack_to_score
+from rl.trainer.packing import pack_to_score
 from rl.types import FinishReason, LossCounts, MicroBatch, TrainBatch
-from tests.made_groups import made_batch, made_group
-
-
-def packed(groups, **settings) -> TrainBatch:
-    defaults = {
-        "prompts_per_mini_batch": None,
-        "num_ranks": 1,
-        "max_tokens_per_micro_batch": 1000,
-        "packing": Packing.tokens,
-        "policy_version": 0,
-        "skip_zero_advantage": False,
-    }
-    return pack(groups, **(defaults | settings))
+from tests.made_groups import made_batch, made_group, packed
 
 
 def sequences(micro: MicroBatch) -> list[tuple[int, ...]]:

@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM
 from rl.config.schema import ConfigError, Packing
 from rl.trainer.attention import equal_length_runs, packed_attention
 from rl.trainer.logprobs import token_logprobs
-from rl.trainer.packing import pack
 from rl.trainer.policy import Policy, load_model
 from rl.types import MicroBatch, RolloutGroup
-from tests.made_groups import made_batch
+from tests.made_groups import made_batch, packed
 from tests.tiny_models import write_tiny, write_tiny_qwen3
 
 
@@ -26,16 +25,7 @@ def micro_batch(groups: list[RolloutGroup]) -> MicroBatch:
 
 
 def micro_batches(groups: list[RolloutGroup], packing: Packing) -> list[MicroBatch]:
-    batch = pack(
-        groups,
-        prompts_per_mini_batch=None,
-        num_ranks=1,
-        max_tokens_per_micro_batch=10_000,
-        packing=packing,
-        policy_version=0,
-        skip_zero_advantage=False,
-    )
-    return batch.mini_batches[0][0]
+    return packed(groups, packing=packing).mini_batches[0][0]
 
 
 def policy_of(folder: Path, chunk_tokens: int = 10_000) -> Policy:

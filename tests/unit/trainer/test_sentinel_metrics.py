@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from rl.config.algorithms import GRPOConfig, OldLogprobs
-from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig, Packing
+from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig
 from rl.config.sentinels import SentinelAction, SentinelConfig, SentinelsConfig
 from rl.sentinels import DTYPE_LIMITS, WATCHES, Sentinels
 from rl.trainer.fsdp_trainer import FSDPTrainer
-from rl.trainer.packing import pack
-from rl.types import RolloutGroup, TrainBatch
-from tests.made_groups import made_batch
+from rl.types import TrainBatch
+from tests.made_groups import made_batch, packed
 
 
 def trainer(folder, *, dtype: Dtype = Dtype.float32, **algorithm) -> FSDPTrainer:
@@ -33,18 +32,6 @@ def trainer(folder, *, dtype: Dtype = Dtype.float32, **algorithm) -> FSDPTrainer
     )
 
 
-def packed(groups: list[RolloutGroup], prompts_per_mini_batch: int | None = 1) -> TrainBatch:
-    return pack(
-        groups,
-        prompts_per_mini_batch=prompts_per_mini_batch,
-        num_ranks=1,
-        max_tokens_per_micro_batch=10_000,
-        packing=Packing.tokens,
-        policy_version=0,
-        skip_zero_advantage=False,
-    )
-
-
 def step(of: FSDPTrainer, batch: TrainBatch) -> dict[str, float]:
     return of.step([ranks[0] for ranks in batch.mini_batches], batch.loss_counts).metrics
 
@@ -54,18 +41,19 @@ def test_the_pass_for_old_log_probs_and_the_training_pass_agree(tiny_qwen3, dtyp
     """Measured: exactly 0 in both dtypes; far below the limits of `sentinels.old_logprobs`."""
     run = trainer(tiny_qwen3, dtype=dtype)
     for seed in range(2):
-        difference = step(run, packed(made_batch(2, 4, seed=seed)))["train/old_logprob_difference_max"]
+        metrics = step(run, packed(made_batch(2, 4, seed=seed), prompts_per_mini_batch=1))
+        difference = metrics["train/old_logprob_difference_max"]
         assert difference <= DTYPE_LIMITS[dtype] / 10
 
 
 def test_a_pass_that_computes_otherwise_is_seen(tiny_qwen3, monkeypatch):
     run = trainer(tiny_qwen3)
     monkeypatch.setattr(run, "_score", lambda _, micro: np.full(len(micro.token_ids), -1.0, dtype=np.float32))
-    assert step(run, packed(made_batch(2, 4)))["train/old_logprob_difference_max"] > 0.1
+    assert step(run, packed(made_batch(2, 4), prompts_per_mini_batch=1))["train/old_logprob_difference_max"] > 0.1
 
 
 def test_with_one_update_there_is_no_pass_to_compare(tiny_qwen3):
-    metrics = step(trainer(tiny_qwen3), packed(made_batch(2, 4), prompts_per_mini_batch=None))
+    metrics = step(trainer(tiny_qwen3), packed(made_batch(2, 4)))
     assert math.isnan(metrics["train/old_logprob_difference_max"]) and metrics["train/ratio_max"] == 1.0
 
 
@@ -75,7 +63,7 @@ def test_padding_is_checked_at_the_first_step_alone_and_nothing_leaks(tiny_qwen3
     run.policy.register_forward_hook(lambda *_: passes.append(1))
     for expected in (3, 1):
         passes.clear()
-        metrics = step(run, packed(made_batch(2, 4), prompts_per_mini_batch=None))
+        metrics = step(run, packed(made_batch(2, 4)))
         assert metrics["sentinel/padding_leak"] <= 1e-6 and len(passes) == expected
 
 
@@ -89,7 +77,7 @@ def test_attention_over_the_bounds_of_a_sequence_is_seen(tiny_qwen3, monkeypatch
         return hidden_states(as_one, token_ids, position_ids)
 
     monkeypatch.setattr(run.policy, "hidden_states", over_the_bounds)
-    assert step(run, packed(made_batch(2, 4)))["sentinel/padding_leak"] > 1e-3
+    assert step(run, packed(made_batch(2, 4), prompts_per_mini_batch=1))["sentinel/padding_leak"] > 1e-3
 
 
 def test_a_loss_that_multiplies_by_the_mask_is_seen(tiny_qwen3, monkeypatch):
@@ -101,12 +89,12 @@ def test_a_loss_that_multiplies_by_the_mask_is_seen(tiny_qwen3, monkeypatch):
         return replace(output, loss=output.loss + 0.0 * (inputs.advantages * inputs.loss_mask).sum())
 
     monkeypatch.setattr(run.algorithm, "loss", wrong)
-    assert step(run, packed(made_batch(2, 4)))["sentinel/padding_leak"] == math.inf
+    assert step(run, packed(made_batch(2, 4), prompts_per_mini_batch=1))["sentinel/padding_leak"] == math.inf
 
 
 def test_tokens_without_an_old_log_prob_are_in_no_denominator(tiny_qwen3, monkeypatch):
     """One of the tokens of the second update: counted, masked, and its loss divided by the rest."""
-    batch = packed(made_batch(2, 4))
+    batch = packed(made_batch(2, 4), prompts_per_mini_batch=1)
     tokens = [counts.tokens for counts in batch.loss_counts]
     run = trainer(tiny_qwen3)
     score, seen = run._score, []
@@ -130,7 +118,7 @@ def test_tokens_whose_log_prob_the_engine_did_not_give_are_in_no_denominator():
     groups = made_batch(2, 2, response_tokens=[2, 3])
     rollout = groups[1].rollouts[0]
     rollout.rollout_logprobs[rollout.loss_mask] = [np.nan, -1.0]
-    batch = packed(groups)
+    batch = packed(groups, prompts_per_mini_batch=1)
     assert [counts.tokens for counts in batch.loss_counts] == [5, 4]
     assert batch.metrics["rollout/nonfinite_logprobs"] == 1.0
     assert sum(int(micro.loss_mask.sum()) for micro in batch.mini_batches[1][0]) == 4
@@ -139,7 +127,7 @@ def test_tokens_whose_log_prob_the_engine_did_not_give_are_in_no_denominator():
 def test_in_bypass_mode_the_engine_trainer_difference_trips_and_nothing_else_is_missing(tiny_qwen3):
     """The engine's log-probs are 0.3 above the trainer's: k3 is exp(-0.3) - 1 + 0.3 = 0.0408 nats."""
     run = trainer(tiny_qwen3, old_logprobs=OldLogprobs.rollout)
-    batch = packed(made_batch(2, 4))
+    batch = packed(made_batch(2, 4), prompts_per_mini_batch=1)
     for (micro,) in (ranks[0] for ranks in batch.mini_batches):
         micro.rollout_logprobs = np.where(
             micro.loss_mask, run._score(run.policy, micro) + np.float32(0.3), np.float32(0.0)
@@ -158,14 +146,14 @@ def test_a_policy_without_finite_log_probs_is_counted_and_not_updated(tiny_qwen3
     run = trainer(tiny_qwen3)
     with torch.no_grad():
         run.policy.model.get_output_embeddings().weight.fill_(math.nan)
-    batch = packed(made_batch(2, 4), prompts_per_mini_batch=None)
+    batch = packed(made_batch(2, 4))
     metrics = step(run, batch)
     assert metrics["train/nonfinite_logprobs"] == batch.loss_counts[0].tokens
     assert metrics["train/skipped_updates"] == 1.0
 
 
 def test_the_effective_sample_size_is_that_of_the_ratios(tiny_qwen3):
-    batch = packed(made_batch(2, 4), prompts_per_mini_batch=None)
+    batch = packed(made_batch(2, 4))
     run = trainer(tiny_qwen3)
     (micro,) = batch.mini_batches[0][0]
     ratios = np.exp(run._score(run.policy, micro) - micro.rollout_logprobs)[micro.loss_mask].astype(np.float64)
@@ -179,13 +167,13 @@ def test_an_entropy_bonus_raises_the_entropy(tiny_qwen3):
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         rollout.advantage = 0.0
     run = trainer(tiny_qwen3, entropy_coef=0.1)
-    entropies = [step(run, packed(groups, prompts_per_mini_batch=None))["train/entropy"] for _ in range(4)]
+    entropies = [step(run, packed(groups))["train/entropy"] for _ in range(4)]
     assert entropies == sorted(entropies) and entropies[-1] > entropies[0]
 
 
 def test_the_gradient_of_entropy_is_the_same_in_chunks(tiny_qwen3):
     run = trainer(tiny_qwen3, entropy_coef=0.1)
-    (micro,) = packed(made_batch(2, 4), prompts_per_mini_batch=None).mini_batches[0][0]
+    (micro,) = packed(made_batch(2, 4)).mini_batches[0][0]
     gradients = []
     for chunk in (7, 10_000):
         run.policy.logprob_chunk_tokens = chunk
@@ -199,7 +187,7 @@ def test_the_gradient_of_entropy_is_the_same_in_chunks(tiny_qwen3):
 
 def test_reference_log_probs_stay_those_of_the_initial_policy(tiny_qwen3):
     run = trainer(tiny_qwen3, kl_coef=0.1)
-    batch = packed(made_batch(2, 4), prompts_per_mini_batch=None)
+    batch = packed(made_batch(2, 4))
     before = run.reference_logprobs(batch.mini_batches[0][0])
     step(run, batch)
     np.testing.assert_array_equal(before[0], run.reference_logprobs(batch.mini_batches[0][0])[0])

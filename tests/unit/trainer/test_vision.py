@@ -13,11 +13,11 @@ import torch
 
 from rl.config.schema import Packing
 from rl.model.vision import image_positions
-from rl.trainer.packing import pack, pack_to_score
+from rl.trainer.packing import pack_to_score
 from rl.trainer.policy import Policy, load_model
 from rl.types import MicroBatch, Prompt, RolloutGroup
 from tests.made_groups import answered as answered_group
-from tests.made_groups import made_group
+from tests.made_groups import made_group, packed
 
 VOCAB, IMAGE, VIDEO, START, END = 60, 50, 51, 52, 53
 PATCH, MERGE = 14, 2
@@ -117,16 +117,7 @@ answered = partial(answered_group, drawn_from=(2, 40), logprob=-3.0, temperature
 def micro_batches(
     groups: list[RolloutGroup], *, num_ranks: int = 1, packing: Packing = Packing.tokens
 ) -> list[list[MicroBatch]]:
-    batch = pack(
-        groups,
-        prompts_per_mini_batch=None,
-        num_ranks=num_ranks,
-        max_tokens_per_micro_batch=10_000,
-        packing=packing,
-        policy_version=0,
-        skip_zero_advantage=False,
-    )
-    return batch.mini_batches[0]
+    return packed(groups, num_ranks=num_ranks, packing=packing).mini_batches[0]
 
 
 def plain_logprobs(model: Any, group: RolloutGroup) -> np.ndarray:
