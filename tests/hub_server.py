@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.loopback import Handler, LoopbackServer
 
 Files = dict[str, bytes]
 
@@ -36,24 +36,12 @@ class Repository:
         return list(self.commits)[-1] if revision == "main" else revision if revision in self.commits else None
 
 
-class HubServer:
-    """Serves in a thread of its own; use it as a context manager."""
-
+class HubServer(LoopbackServer):
     def __init__(self, *repositories: Repository) -> None:
         self.repositories = repositories
         self.requests: list[str] = []
         """Method and path of each, in order."""
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-
-    def __enter__(self) -> HubServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(_handler(self))
 
     def api(self, path: str, body: bytes, *, is_recursive: bool) -> Any:
         """What a path below /api says; None: there is no such thing."""
@@ -126,8 +114,8 @@ def _digest(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
-def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(server: HubServer) -> type[Handler]:
+    class HubHandler(Handler):
         protocol_version = "HTTP/1.1"
 
         def _serve(self) -> None:
@@ -159,7 +147,4 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_HEAD = do_POST = _serve
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    return HubHandler

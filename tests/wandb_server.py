@@ -11,10 +11,10 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rl.loggers.wandb import WandbLogger
+from tests.loopback import Handler, LoopbackServer
 from tests.processes import wait_until
 
 
@@ -41,25 +41,13 @@ class StoredRun:
         return {key: entry["value"] for key, entry in json.loads(self.fields["config"]).items() if "value" in entry}
 
 
-class WandbServer:
-    """Serves in a thread of its own; use it as a context manager."""
-
+class WandbServer(LoopbackServer):
     def __init__(self) -> None:
         self.runs: dict[str, StoredRun] = {}
         self.received = b""
         """Every byte of every request, for tests that look for what must not be sent."""
         self._lock = threading.Lock()
-        self._http = _QuietServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-
-    def __enter__(self) -> WandbServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(_handler(self))
 
     def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         with self._lock:
@@ -153,18 +141,13 @@ class WandbServer:
             run.exit_code = request.get("exitcode")
 
 
-class _QuietServer(ThreadingHTTPServer):
-    def handle_error(self, *_: object) -> None:
-        """A client that is done resets its connections."""
-
-
 def wait_until_sent(tracker: WandbLogger) -> None:
     """Starting W&B takes longer on a busy machine than `close` waits for it."""
     wait_until(lambda: tracker.num_waiting == 0 or not tracker.is_on, "W&B has taken every row")
 
 
-def _handler(server: WandbServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(server: WandbServer) -> type[Handler]:
+    class WandbHandler(Handler):
         protocol_version = "HTTP/1.1"
 
         def _serve(self) -> None:
@@ -180,7 +163,4 @@ def _handler(server: WandbServer) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_POST = do_PUT = _serve
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    return WandbHandler
