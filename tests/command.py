@@ -16,8 +16,15 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def rl(*words: str, cwd: Path, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return _python("-m", "rl", *words, cwd=cwd, timeout_s=timeout_s)
+
+
+def _python(
+    *words: str, cwd: Path, timeout_s: float, standard_input: str | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rl", *words],
+        [sys.executable, *words],
+        input=standard_input,
         cwd=cwd,
         env=environment(),
         capture_output=True,
@@ -56,16 +63,7 @@ def run_together(lines: Sequence[Sequence[str]], *, cwd: Path, timeout_s: float)
 
     They run one after the other in one process: most of a small run's time is loading torch and transformers.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        input="\n".join(map(" ".join, lines)),
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    done = _python("-c", _PROGRAM, cwd=cwd, timeout_s=timeout_s, standard_input="\n".join(map(" ".join, lines)))
     said = [path.read_text() for number in range(len(lines)) if (path := cwd / f"{number}.txt").exists()]
     assert done.returncode == 0, said[-1][-2000:] + done.stderr[-4000:]
     return said
