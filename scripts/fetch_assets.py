@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rl import exit_codes
 from rl.config.build import build, target_class
 from rl.config.compose import compose_run_config
 from rl.config.schema import ConfigError, RunConfig
-from rl.model.source import HuggingFaceModel
+from rl.model.source import HuggingFaceModel, given_folder
 from rl.tasks.published import DATA_SETS
 from rl.tasks.rows import split_rows
 
@@ -34,7 +33,7 @@ def main(words: Sequence[str]) -> int:
 def fetch_model(config: RunConfig) -> list[str]:
     """The override that pins the revision; empty for a model that is made here or lies in a local folder."""
     model = build(config.model)
-    if not isinstance(model, HuggingFaceModel) or Path(config.model.path).expanduser().is_dir():
+    if not isinstance(model, HuggingFaceModel) or given_folder(config.model) is not None:
         return []
     snapshot = model.downloaded()
     print(f"model {config.model.path}: {snapshot}", flush=True)

@@ -135,13 +135,19 @@ def check_unset(config: ModelConfig, *, usual: Mapping[str, Any], why: str) -> N
             )
 
 
+def given_folder(config: ModelConfig) -> Path | None:
+    """The folder that `config.path` names; None where it names none, as a hub id does."""
+    path = Path(config.path).expanduser()
+    return path.resolve() if path.is_dir() else None
+
+
 def local_folder(config: ModelConfig) -> Path | None:
     """The folder that `config.path` names; None for a hub id. With HF_HUB_OFFLINE=1 a hub id is its snapshot in the
     hub's cache, and None where there is none."""
-    path = Path(config.path).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.exists() or HUB_ID.fullmatch(config.path) is None:
+    given = given_folder(config)
+    if given is not None:
+        return given
+    if Path(config.path).expanduser().exists() or HUB_ID.fullmatch(config.path) is None:
         raise ConfigError(
             f"model.path={config.path}: there is no such folder. Give a folder in Hugging Face layout, or a hub id "
             "(owner/name)."
