@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rl.config.given import hints_of, parts_of
 from rl.config.schema import RunConfig
 
 
@@ -44,21 +45,16 @@ def _below(node: Any, name: str, key: str) -> list[Setting]:
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != "_target_"]
         return [setting for child in names for setting in _below(value, child, f"{key}.{child}")]
-    annotation = typing.get_type_hints(type(node))[name]
-    parts = [part for part in _parts(annotation) if part is not types.NoneType]
+    annotation = hints_of(type(node))[name]
+    parts = parts_of(annotation)
     enum = next((part for part in parts if isinstance(part, type) and issubclass(part, Enum)), None)
     texts = (_texts(owner).get(name) for owner in type(node).__mro__ if dataclasses.is_dataclass(owner))
     of_enum = enum.__doc__ if enum is not None else None  # its own: getdoc() would give that of Enum
     text = next((text for text in texts if text), None) or of_enum or ""
     choices = {} if enum is None else {name: _texts(enum).get(name, "") for name in enum.__members__}
     kind = f"one of {', '.join(choices)}" if choices else " or ".join(_name(part) for part in parts)
-    is_nullable = types.NoneType in _parts(annotation)
+    is_nullable = types.NoneType in typing.get_args(annotation)
     return [Setting(key, value, kind + " or null" * is_nullable, " ".join(text.split()), choices)]
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-    return typing.get_args(annotation) if is_union else (annotation,)
 
 
 def _name(annotation: Any) -> str:

@@ -89,23 +89,24 @@ def type_at(config: Any, key: str) -> Any:
         elif dataclasses.is_dataclass(annotation):
             # The class of the chosen option, which has more keys than the one that the field is declared with.
             owner = type(node) if dataclasses.is_dataclass(node) else annotation
-            hints = _hints(owner)
+            hints = hints_of(owner)
             if name not in hints:
                 return None
-            annotation, node = _without_none(hints[name]), getattr(node, name, None)
+            parts = parts_of(hints[name])
+            annotation, node = parts[0] if len(parts) == 1 else None, getattr(node, name, None)
         else:
             return None
     return annotation
 
 
-_hints = functools.cache(typing.get_type_hints)
+hints_of = functools.cache(typing.get_type_hints)
+"""Annotations of a class by name."""
 
 
-def _without_none(annotation: Any) -> Any:
-    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
-        return annotation
-    parts = [part for part in typing.get_args(annotation) if part is not types.NoneType]
-    return parts[0] if len(parts) == 1 else None
+def parts_of(annotation: Any) -> list[Any]:
+    """What a union is of, without `None`; anything else alone."""
+    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    return [part for part in typing.get_args(annotation) if part is not types.NoneType] if is_union else [annotation]
 
 
 _RULES: tuple[tuple[type, Callable[[Any], bool], str], ...] = (
