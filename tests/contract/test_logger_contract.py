@@ -221,7 +221,8 @@ def test_the_tracker_gets_the_same_rows_and_samples_as_the_files(tmp_path):
 
 def test_ctrl_c_in_a_terminal_ends_the_live_line_and_prints_the_table(tmp_path):
     script = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it\n"
         "from rl.config.schema import WandbLoggerConfig as Config\n"
         "from rl.loggers.facts import RunFacts\n"
         "from rl.loggers.fanout import RunLog\n"
