@@ -74,7 +74,7 @@ class ReasoningGym(ProblemTask):
         if importlib.util.find_spec("reasoning_gym") is None:
             raise ConfigError(
                 "task=reasoning_gym needs the package 'reasoning_gym', which is not installed. Run: pip install -e "
-                "'.[reasoning_gym]' in the project's folder"
+                "'.[reasoning-gym]' in the project's folder"
             )
         for key, least in (("train_size", 1), ("eval_size", 0)):
             if getattr(config, key) < least:

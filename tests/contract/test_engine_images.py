@@ -53,7 +53,8 @@ def new_engine(kind: str, folder: Path) -> RolloutEngine:
     params=[
         "local",
         pytest.param("remote", marks=pytest.mark.slow),
-        pytest.param("vllm", marks=pytest.mark.vllm),
+        # vLLM's processors want torchvision, which the environment for CPUs cannot have.
+        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.gpu]),
     ],
 )
 def session(request: pytest.FixtureRequest, folders: list[Path]) -> Iterator[EngineSession]:

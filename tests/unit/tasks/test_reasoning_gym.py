@@ -21,7 +21,7 @@ def test_a_missing_package_names_the_remedy(monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[reasoning_gym\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[reasoning-gym\]'"):
         ReasoningGym.check(config_of())
 
 
