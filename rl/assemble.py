@@ -13,7 +13,7 @@ from rl.canary import Canary, default_bound
 from rl.config.build import build, target_class
 from rl.config.replicas import engine_config, engine_has_own_process, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
-from rl.config.transport import weight_transport
+from rl.config.transport import is_handed_over, weight_transport
 from rl.evaluation.evaluator import TaskEvaluator
 from rl.loggers.facts import RunFacts
 from rl.loggers.fanout import RunLog
@@ -31,7 +31,7 @@ from rl.throughput import Devices
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
-from rl.weights.transport import Collective, Disk, Handed, HostBytes, Transport
+from rl.weights.transport import Collective, Disk, Handed, HostBytes, Shared, Transport
 
 if TYPE_CHECKING:
     from rl.placement.ray_nodes import Machine
@@ -125,7 +125,7 @@ def build_transport(config: RunConfig, run_folder: Path) -> Transport:
         case WeightTransport.bytes:
             return HostBytes()
         case _:
-            return Handed()
+            return Handed() if is_handed_over(config) else Shared()
 
 
 def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = None) -> RolloutEngine:

@@ -153,7 +153,38 @@ class StoredBucket:
     """Of the tensors."""
 
 
-RemoteBucket = BroadcastBucket | StoredBucket
+@dataclass(frozen=True, slots=True)
+class MemoryHandle:
+    """One buffer that other processes of the machine can open: numbers and text, of which nothing is unpickled."""
+
+    memory: str
+    """Of a GPU: its IPC handle in hexadecimal. Of the host: the path of a file that exists in memory alone."""
+    num_bytes: int
+    offset: int = 0
+    """Of the buffer in the allocation that a GPU's handle stands for; bytes."""
+    counter: str = ""
+    counter_offset: int = 0
+    """PyTorch's count of those who have a GPU's memory open."""
+    event: str = ""
+    waits_for_event: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBucket:
+    """A bucket that every trainer rank holds on its own device, for processes that use the same one to copy.
+
+    It lies there until the next one is posted.
+    """
+
+    handles: dict[str, MemoryHandle]
+    """By `rl.weights.ipc.device_key`."""
+    tensors: tuple[TensorSpec, ...]
+    """In the order in which `rl.weights.flat.flat_places` lays them out."""
+    num_bytes: int
+    """Of the tensors."""
+
+
+RemoteBucket = BroadcastBucket | StoredBucket | SharedBucket
 """A bucket that is not in this process, and how every worker of an engine gets it. Plain data."""
 
 
@@ -359,11 +390,11 @@ class Trainer(Protocol):
         ...
 
     async def outlet(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the `rl.weights.outlet.WeightOutlet` that is beside rank 0's weights."""
+        """Calls a method of the `rl.weights.outlet.WeightOutlet` that is beside each rank's weights."""
         ...
 
     def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
-        """As `buckets`, but each goes from rank 0 by a method of its outlet, and the driver gets only where it is."""
+        """As `buckets`, but each goes by a method of the ranks' outlets, and the driver gets only where it is."""
         ...
 
     async def copy_posted(self) -> Any:

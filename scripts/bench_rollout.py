@@ -3,13 +3,15 @@
     python scripts/bench_rollout.py throughput --engine vllm --model FOLDER --sequences 256 512 --repeats 3
     python scripts/bench_rollout.py update     --engine vllm --shapes smollm2_135m qwen3_1_7b qwen3_4b
     python scripts/bench_rollout.py update     --engine vllm --apart --transports handed collective disk
+    python scripts/bench_rollout.py update     --engine vllm --beside --transports handed shared
     python scripts/bench_rollout.py sleep      --engine vllm --model FOLDER
     python scripts/bench_rollout.py replicas   --engine vllm --model FOLDER --counts 1 2 4
 
 Every command prints one JSON object a line; `--out FILE` appends them to a file, too. `throughput` runs both ways in
 one process, in turn, on one device that holds both engines; the way alone is the engine's own offline interface, with
 log-probs, as a person would call it. `update` needs no weights on disk: it fills a model of that shape at random. With
-`--apart` the engine is in an actor, as in a fully asynchronous run, and on GPU 1 where the weights are on GPU 0.
+`--apart` the engine is in an actor, as in a fully asynchronous run, and on GPU 1 where the weights are on GPU 0; with
+`--beside` it is in an actor on the same GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from rl.types import Prompt, Sampling
 from rl.weights.flat import specs_of
 from rl.weights.outlet import WeightOutlet
 from rl.weights.publish import HANDED, publish_weights
-from rl.weights.transport import Collective, Disk, Transport
+from rl.weights.transport import Collective, Disk, Shared, Transport
 
 BUCKET_BYTES = 64 * 2**20
 QUESTIONS = (
@@ -373,7 +375,10 @@ def update(args: argparse.Namespace, setup: Setup, report: Callable[..., None]) 
 async def update_times(
     args: argparse.Namespace, setup: Setup, tensors: list[tuple[str, Any]], report: Callable[..., None], shape: str
 ) -> None:
-    engine = apart(setup) if args.apart else setup.new_engine(max_num_seqs=64, enforce_eager=True)  # nothing is sampled
+    if args.apart or args.beside:
+        engine = in_an_actor(setup, gpu=int(args.apart))
+    else:
+        engine = setup.new_engine(max_num_seqs=64, enforce_eager=True)  # nothing is sampled
     await engine.start()
     try:
         buckets = list(in_buckets(tensors))
@@ -384,8 +389,8 @@ async def update_times(
         for way in args.transports:
             transport = transport_of(way, setup.model.parent)
             for place, held in sources.items():
-                if way == "collective" and place == "host":
-                    continue  # the group is of GPUs
+                if way in ("collective", "shared") and place == "host":
+                    continue  # they are of GPUs
                 seconds = []
                 for _ in range(args.repeats + 1):
                     seconds.append(await publish(engine, held, version, transport))
@@ -395,6 +400,7 @@ async def update_times(
                     command="update",
                     shape=shape,
                     apart=args.apart,
+                    beside=args.beside,
                     transport=way,
                     weights_in=place,
                     parameters=sum(tensor.numel() for _, tensor in tensors),
@@ -406,16 +412,17 @@ async def update_times(
         await engine.close()
 
 
-def apart(setup: Setup) -> RolloutEngine:
+def in_an_actor(setup: Setup, *, gpu: int) -> RolloutEngine:
     from rl.rollout.remote import RemoteEngine
 
     config = setup.config(max_num_seqs=64, enforce_eager=True)
-    env = {} if setup.device == "cpu" else {"CUDA_VISIBLE_DEVICES": "1"}
+    env = {} if setup.device == "cpu" else {"CUDA_VISIBLE_DEVICES": str(gpu)}
     return RemoteEngine(config, model_folder=setup.model, device=setup.device, env=env)
 
 
 def transport_of(way: str, folder: Path) -> Transport:
-    return {"handed": HANDED, "collective": Collective(), "disk": Disk(folder / "weights")}[way]
+    ways: dict[str, Transport] = {"handed": HANDED, "shared": Shared(), "collective": Collective()}
+    return ways.get(way) or Disk(folder / "weights")
 
 
 def write_shape(folder: Path, shape: str) -> Path:
@@ -487,8 +494,12 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3, help="after one round that warms up")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["smollm2_135m", "qwen3_1_7b", "qwen3_4b"])
-    parser.add_argument("--transports", nargs="+", choices=["handed", "collective", "disk"], default=["handed"])
-    parser.add_argument("--apart", action="store_true", help="update: the engine in an actor, on a GPU of its own")
+    parser.add_argument(
+        "--transports", nargs="+", choices=["handed", "shared", "collective", "disk"], default=["handed"]
+    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--apart", action="store_true", help="update: the engine in an actor, on a GPU of its own")
+    place.add_argument("--beside", action="store_true", help="update: the engine in an actor, on the weights' GPU")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4], help="replicas on the one device")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rl.config.replicas import engine_has_own_process
-from rl.config.schema import ConfigError, RunConfig, ServerRolloutConfig, SGLangRolloutConfig, VLLMRolloutConfig
+from rl.config.schema import (
+    ALLOCATOR_VARIABLES,
+    ConfigError,
+    RunConfig,
+    ServerRolloutConfig,
+    SGLangRolloutConfig,
+    VLLMRolloutConfig,
+)
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 MAX_HIP_GRAPH_BATCH = 64
 FP4_VARIABLES = ("VLLM_ROCM_USE_AITER_FP4BMM", "VLLM_ROCM_USE_AITER_FP4_ASM_GEMM")
 

@@ -76,14 +76,15 @@ class InFlight(Enum):
 
 
 class WeightTransport(Enum):
-    """How published weights get from the trainer's rank 0 to the engines. All carry the same tensors."""
+    """How published weights get from the trainer to the engines. All carry the same tensors."""
 
     auto = "auto"
-    """ipc where they share a process or its devices, collective where the engines have devices of their own, else
-    bytes; see rl/config/transport.py."""
+    """ipc where every engine is on devices that trainer ranks have, too, collective where the engines have devices of
+    their own, else bytes; see rl/config/transport.py."""
     ipc = "ipc"
-    """Handed over in this process. An engine with processes of its own gets handles of the GPU's memory (CUDA IPC); on
-    a CPU, shared memory or bytes."""
+    """Each rank lays every bucket out in its device's memory, and the engine's worker on that device copies it from
+    there: by a handle of the GPU's memory (CUDA IPC), on a CPU from a file in memory. Within one process the tensors
+    are handed over."""
     collective = "collective"
     """Broadcast from rank 0 to all workers of all engines: NCCL (RCCL) on GPUs, gloo on a CPU."""
     bytes = "bytes"
@@ -347,6 +348,10 @@ class FullyAsyncConfig(PlacementConfig):
     `backend.rollout.memory_fraction`. For a machine with too few; they slow each other down."""
     max_staleness: float = 1.0
     in_flight: InFlight = InFlight.finish
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Of PyTorch's settings for GPU memory, under each of their names."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from rl.config.lock import published_lines, published_status
 from rl.config.published import ClaimConfig
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
-from rl.config.transport import weight_transport
+from rl.config.transport import is_handed_over, weight_transport
 from rl.plan.forecast import TIGHT, Forecast, best_knob, forecast
 from rl.plan.measured import measured_lines
 from rl.plan.memory import GIB, Phase, host_bytes
@@ -120,7 +120,8 @@ def _engines_line(config: RunConfig) -> str:
 def _transport_line(config: RunConfig) -> str:
     transport = weight_transport(config)
     how = {
-        WeightTransport.ipc: "ipc: handed over in this process",
+        WeightTransport.ipc: "ipc: "
+        + ("handed over in this process" if is_handed_over(config) else "from memory of the devices that both are on"),
         WeightTransport.collective: "collective: broadcast to all engine workers by "
         + ("gloo" if config.hardware.device == "cpu" else "NCCL or RCCL"),
         WeightTransport.bytes: "bytes: through the host's memory and this process",

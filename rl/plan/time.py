@@ -45,7 +45,8 @@ PUBLISH_GB_S = {
     ("vllm", WeightTransport.bytes): 0.25,
     ("sglang", WeightTransport.bytes): 1.5,
 }
-"""Measured on one H200, see experiments/measurements/rollout_engines.md; from the host for `bytes`."""
+"""Measured on one H200, one trainer rank, see experiments/measurements/rollout_engines.md; assumed for several ranks,
+which gather each bucket first."""
 OTHER_PUBLISH_GB_S = {WeightTransport.collective: 12.0, WeightTransport.disk: 0.25}
 """Assumed: not measured on GPUs."""
 
@@ -217,11 +218,8 @@ def _exchange_gb_s(run: RunSizes, efficiency: Efficiency) -> float:
 
 
 def publish_seconds(run: RunSizes) -> float:
-    """Of one publish. With several trainer ranks, colocated, buckets go through the host (rl/trainer/group.py)."""
-    transport = run.transport
-    if transport is WeightTransport.ipc and run.trainer.ranks > 1:
-        transport = WeightTransport.bytes
-    rate = PUBLISH_GB_S.get((run.engine.name, transport)) or OTHER_PUBLISH_GB_S.get(transport, 12.0)
+    """Of one publish."""
+    rate = PUBLISH_GB_S.get((run.engine.name, run.transport)) or OTHER_PUBLISH_GB_S.get(run.transport, 12.0)
     return published_bytes(run) / (rate * 1e9)
 
 

@@ -124,7 +124,7 @@ class SchedulerExtension:
         self._rl_inlet().join(meeting_from_json(meeting), rank=first_rank + own_rank)
 
     def rl_fetch(self, bucket: str) -> list[tuple[str, str, list[int]]]:
-        """One bucket that the trainer broadcasts or has stored; `rl_load_fetched` puts it into the model."""
+        """One bucket, from wherever it is; `rl_load_fetched` puts it into the model."""
         from rl.weights.flat import specs_of
         from rl.weights.inlet import bucket_from_json
 

@@ -92,18 +92,6 @@ class WeightReceiver:
             initialize_layerwise_reload(self.model_runner.get_model())
         self.rl_update = _OpenUpdate(version, tensors)
 
-    def rl_receive(self, payload: bytes) -> None:
-        """One bucket in safetensors format."""
-        import safetensors.torch
-
-        self._rl_load(safetensors.torch.load(payload))
-
-    def rl_receive_shared(self, layout: Any, handle: list[Any]) -> None:
-        """One bucket in memory of this worker's GPU, or of one that it can reach."""
-        from rl.weights.ipc import open_bucket
-
-        self._rl_load(open_bucket(layout, handle))
-
     def rl_weight_group(self) -> str | None:
         return self._rl_inlet().group_id
 
@@ -113,7 +101,7 @@ class WeightReceiver:
         self._rl_inlet().join(meeting_from_json(meeting), rank=first_rank + self.rank)
 
     def rl_fetch(self, bucket: str) -> None:
-        """One bucket that the trainer broadcasts or has stored."""
+        """One bucket, from wherever it is."""
         from rl.weights.inlet import bucket_from_json
 
         self._rl_load(self._rl_inlet().fetch(bucket_from_json(bucket)))

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,13 +27,13 @@ from rl.placement.ray_runtime import (
     own_place,
     seat_options,
 )
-from rl.protocols import Bucket, EngineError, RemoteBucket, TrainerRank, UpdateManifest
+from rl.protocols import Bucket, EngineError, RemoteBucket, SharedBucket, TrainerRank, UpdateManifest
 from rl.trainer.packing import pack_to_score
 from rl.trainer.phases import enter_phase, last_phase, record_phases
 from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 from rl.weights.collective import serve_store
 from rl.weights.digest import join_digests
-from rl.weights.outlet import WeightOutlet
+from rl.weights.outlet import OF_EVERY_RANK, WeightOutlet
 from rl.weights.packed import pack
 
 START_TIMEOUT_S = 600.0
@@ -111,11 +112,11 @@ class TrainerGroup:
             yield bucket
 
     async def outlet(self, method: str, *arguments: Any) -> Any:
-        return _value((await self._all("outlet", method, *arguments))[0])
+        return _merged(await self._all("outlet", method, *arguments))
 
     async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
         await self._all("open_buckets")
-        while (posted := _value((await self._all("post_bucket", method, *arguments))[0])) is not None:
+        while (posted := _merged(await self._all("post_bucket", method, *arguments))) is not None:
             yield posted
 
     async def copy_posted(self) -> Any:
@@ -154,8 +155,8 @@ class _RankHost:
         self._buckets: Iterator[Bucket] | None = None
         self._buckets_to_cpu = buckets_to_cpu
         self._store: Any = None
-        self._device: str | None = None
-        """Of rank 0; None on others, which send nothing."""
+        self._device = "cpu"
+        self._is_first = False
         self._outlet: WeightOutlet | None = None
         self._posted: Bucket = []
         """The bucket that it sends."""
@@ -173,8 +174,8 @@ class _RankHost:
 
     def build(self, config: TrainerConfig, arguments: dict[str, Any]) -> None:
         self._rank = build(config, **arguments)
-        if arguments["rank"] == 0:
-            self._device = arguments["device"]
+        self._device = arguments["device"]
+        self._is_first = arguments["rank"] == 0
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         enter_phase(method)
@@ -195,7 +196,7 @@ class _RankHost:
             self._posted = bucket or []
             return None if bucket is None else self._ask_outlet(by, bucket, *rest)
         if method == "copy_posted":
-            return None if self._device is None else _held_by_ray(pack(self._posted))
+            return _held_by_ray(pack(self._posted)) if self._is_first else None
         if method == "outlet":
             return self._ask_outlet(*arguments)
         return getattr(self._built, method)(*arguments)
@@ -205,8 +206,8 @@ class _RankHost:
         return next(self._buckets, None)
 
     def _ask_outlet(self, method: str, *arguments: Any) -> Any:
-        """Nothing on other ranks than 0. An error travels as a value: it is no rank's death."""
-        if self._device is None:
+        """On other ranks than 0 only what each does. An error travels as a value: it is no rank's death."""
+        if not self._is_first and method not in OF_EVERY_RANK:
             return None
         if self._outlet is None:  # made when it is needed: by then Ray has started, where there is one
             name = f"cuda:{torch.cuda.current_device()}" if self._device == "cuda" else self._device
@@ -386,10 +387,15 @@ def _held_by_ray(value: Any) -> Any:
     return ray.put(value)
 
 
-def _value(answer: Any) -> Any:
-    if isinstance(answer, EngineError):
-        raise answer
-    return answer
+def _merged(answers: list[Any]) -> Any:
+    """Rank 0's answer, with the handles of all ranks. Raises the first error among them."""
+    for answer in answers:
+        if isinstance(answer, EngineError):
+            raise answer
+    first = answers[0]
+    if isinstance(first, SharedBucket):
+        return replace(first, handles={key: handle for answer in answers for key, handle in answer.handles.items()})
+    return first
 
 
 def _phase_file(place: Place) -> Path | None:

@@ -27,13 +27,19 @@ def flattened(bucket: Bucket, *, device: torch.device, is_shared: bool = True) -
 
     On a CPU the buffer is shared memory if `is_shared`; on a GPU the copies may still be under way.
     """
-    places, size = flat_places([tensor.nbytes for _, tensor in bucket])
+    _, size = flat_places([tensor.nbytes for _, tensor in bucket])
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
     if device.type == "cpu" and is_shared:
         buffer.share_memory_()
+    return buffer, copy_into(buffer, bucket)
+
+
+def copy_into(buffer: torch.Tensor, bucket: Bucket) -> list[int]:
+    """Where in the uint8 buffer each tensor begins. On a GPU the copies may still be under way."""
+    places, _ = flat_places([tensor.nbytes for _, tensor in bucket])
     for (_, tensor), start in zip(bucket, places, strict=True):
         buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-    return buffer, places
+    return places
 
 
 def specs_of(bucket: Bucket) -> tuple[TensorSpec, ...]:

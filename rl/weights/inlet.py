@@ -7,15 +7,25 @@ from dataclasses import asdict
 
 import torch
 
-from rl.protocols import BroadcastBucket, EngineError, Meeting, RemoteBucket, StoredBucket, TensorSpec
+from rl.protocols import (
+    BroadcastBucket,
+    EngineError,
+    Meeting,
+    MemoryHandle,
+    RemoteBucket,
+    SharedBucket,
+    StoredBucket,
+    TensorSpec,
+)
 from rl.weights.collective import WeightGroup, join
 from rl.weights.disk import read_bucket
 from rl.weights.flat import flat_places, num_bytes, views
+from rl.weights.ipc import open_bucket
 
 
 class WeightInlet:
     def __init__(self, device: torch.device) -> None:
-        """`device` is where broadcast buckets arrive."""
+        """`device` is where broadcast buckets arrive, and shared ones lie."""
         self._device = device
         self._group: WeightGroup | None = None
 
@@ -35,9 +45,11 @@ class WeightInlet:
             self._group = None
 
     def fetch(self, bucket: RemoteBucket) -> dict[str, torch.Tensor]:
-        """In the bucket's order if it is broadcast. Nobody else holds their memory. Raises `EngineError`."""
+        """Nobody else holds their memory. Raises `EngineError`."""
         if isinstance(bucket, StoredBucket):
             return read_bucket(bucket)
+        if isinstance(bucket, SharedBucket):
+            return open_bucket(bucket, self._device)
         if self._group is None or bucket.group_id != self.group_id:
             raise EngineError(
                 f"a bucket of weights is broadcast to group {bucket.group_id}, and this worker is in "
@@ -67,7 +79,11 @@ def meeting_from_json(text: str) -> Meeting:
 
 def bucket_from_json(text: str) -> RemoteBucket:
     fields = json.loads(text)
-    if fields.pop("kind") == StoredBucket.__name__:
+    kind = fields.pop("kind")
+    if kind == StoredBucket.__name__:
         return StoredBucket(**fields)
     specs = tuple(TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in fields.pop("tensors"))
+    if kind == SharedBucket.__name__:
+        handles = {key: MemoryHandle(**handle) for key, handle in fields.pop("handles").items()}
+        return SharedBucket(handles, specs, **fields)
     return BroadcastBucket(tensors=specs, **fields)

@@ -1,53 +1,130 @@
-"""Tensors between two processes on one GPU, without a way through the host: CUDA IPC, which HIP has too."""
+"""Buckets between processes on one device, without a way through the driver: CUDA IPC, which HIP has too.
+
+Between processes on CPUs they lie in a file that exists in memory alone and is gone with the trainer's process.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rl.protocols import Bucket
-from rl.weights.flat import flattened
+from rl.config.schema import ALLOCATOR_VARIABLES
+from rl.protocols import Bucket, EngineError, MemoryHandle, SharedBucket
+from rl.weights.flat import copy_into, flat_places, specs_of, views
 
-Layout = list[tuple[str, str, list[int], int]]
-"""(name, dtype, shape, first byte) of each tensor in a buffer."""
+HOST = torch.device("cpu")
+
+
+def device_key(device: torch.device) -> str:
+    """Equal in all processes that can open each other's memory on it, however each of them numbers its devices."""
+    if device.type == "cpu":
+        return f"the host {socket.gethostname()}"
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBucket:
-    """A bucket copied into one buffer, to be opened by another process while this object lives."""
+class SharedBuffer:
+    """Keeps the memory; others may copy it while this object lives."""
 
-    buffer: torch.Tensor
-    layout: Layout
-    handle: list[Any]
-    """What `open_bucket` needs, as plain numbers and bytes: nothing here is ever unpickled."""
-
-
-def share_bucket(bucket: Bucket) -> SharedBucket:
-    """One handle for all tensors, which must be on one GPU. Returns when the copy is complete."""
-    device = bucket[0][1].device
-    buffer, places = flattened(bucket, device=device)
-    layout: Layout = [
-        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), first)
-        for (name, tensor), first in zip(bucket, places, strict=True)
-    ]
-    torch.cuda.current_stream(device).synchronize()
-    storage: Any = buffer.untyped_storage()
-    return SharedBucket(buffer, layout, list(storage._share_cuda_()))
+    bucket: SharedBucket
+    memory: torch.Tensor
+    """uint8"""
+    file: _MemoryFile | None
 
 
-def open_bucket(layout: Layout, handle: list[Any]) -> dict[str, torch.Tensor]:
-    """The tensors, copied: the sender frees its buffer once this has returned, and a loader may keep what it gets."""
+class _MemoryFile:
+    """Its path is gone when this object is, and with it the file when the last who opened it is done."""
+
+    def __init__(self, size: int) -> None:
+        self._descriptor = os.memfd_create("rl-weights")
+        os.truncate(self._descriptor, size)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def share_bucket(bucket: Bucket, device: torch.device) -> SharedBuffer:
+    """A copy of the bucket in one buffer on `device`. Returns when the copy is complete."""
+    _, size = flat_places([tensor.nbytes for _, tensor in bucket])
+    file = None
+    if device.type == "cpu":
+        file = _MemoryFile(size)
+        memory = torch.from_file(file.path, shared=True, size=size, dtype=torch.uint8)
+        copy_into(memory, bucket)
+        handle = MemoryHandle(file.path, size)
+    else:
+        with _outside_expandable_segments():
+            memory = torch.empty(size, dtype=torch.uint8, device=device)
+        copy_into(memory, bucket)
+        torch.cuda.current_stream(device).synchronize()
+        handle = _gpu_handle(memory)
+    shared = SharedBucket({device_key(device): handle}, specs_of(bucket), sum(tensor.nbytes for _, tensor in bucket))
+    return SharedBuffer(shared, memory, file)
+
+
+def open_bucket(bucket: SharedBucket, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors, copied: the sender frees its buffer once this has returned, and a loader may keep what it gets.
+
+    From `device` or, if they are not on it, from the host's memory.
+    """
+    own = device_key(device)
+    if own not in bucket.handles:
+        device = HOST
+    key = device_key(device)
+    if key not in bucket.handles:
+        raise EngineError(
+            f"a bucket of weights was shared on {', '.join(sorted(bucket.handles))}, and this worker is on {own}: "
+            "placement.weight_transport=ipc needs a trainer rank on every device that an engine has. Use "
+            "placement.weight_transport=auto."
+        )
+    try:
+        copy = _opened(bucket.handles[key], device).clone()
+    except (OSError, RuntimeError) as error:
+        raise EngineError(f"a bucket of weights that was shared on {key} could not be opened: {error}") from error
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return views(copy, bucket.tensors)
+
+
+def _gpu_handle(memory: torch.Tensor) -> MemoryHandle:
+    storage: Any = memory.untyped_storage()
+    _, handle, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
+    return MemoryHandle(handle.hex(), size, offset, counter.hex(), counter_offset, event.hex(), waits)
+
+
+def _opened(handle: MemoryHandle, device: torch.device) -> torch.Tensor:
+    """uint8"""
+    if device.type == "cpu":
+        return torch.from_file(handle.memory, shared=True, size=handle.num_bytes, dtype=torch.uint8)
     torch.cuda.init()  # a process that has not touched its device yet cannot open a handle
-    storage = torch.UntypedStorage._new_shared_cuda(*handle)
-    buffer = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    tensors = {}
-    for name, dtype_name, shape, first in layout:
-        dtype = getattr(torch, dtype_name)
-        num_bytes = dtype.itemsize
-        for length in shape:
-            num_bytes *= length
-        tensors[name] = buffer[first : first + num_bytes].clone().view(dtype).reshape(shape)
-    torch.cuda.current_stream(storage.device).synchronize()
-    return tensors
+    storage = torch.UntypedStorage._new_shared_cuda(
+        torch.cuda.current_device() if device.index is None else device.index,
+        bytes.fromhex(handle.memory),
+        handle.num_bytes,
+        handle.offset,
+        bytes.fromhex(handle.counter),
+        handle.counter_offset,
+        bytes.fromhex(handle.event),
+        handle.waits_for_event,
+    )
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+@contextmanager
+def _outside_expandable_segments() -> Iterator[None]:
+    """Memory in expandable segments has no handle; while the setting is off, PyTorch's allocator takes none of them."""
+    if not any("expandable_segments:true" in os.environ.get(name, "").lower() for name in ALLOCATOR_VARIABLES):
+        yield
+        return
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")

@@ -1,4 +1,4 @@
-"""The sending end of remote buckets: beside rank 0's tensors, in this process or in an actor."""
+"""The sending end of remote buckets: beside a rank's tensors, in this process or in an actor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
-from rl.protocols import BroadcastBucket, Bucket, Meeting, StoredBucket
+from rl.protocols import BroadcastBucket, Bucket, Meeting, SharedBucket, StoredBucket
 from rl.weights.collective import WeightGroup, join_as_host, open_meeting
 from rl.weights.disk import write_bucket
 from rl.weights.flat import flattened, specs_of
+from rl.weights.ipc import SharedBuffer, share_bucket
+
+OF_EVERY_RANK = frozenset({"share", "finish", "drop"})
+"""Methods that every rank's outlet does; the others are rank 0's alone."""
 
 
 class WeightOutlet:
@@ -28,6 +32,7 @@ class WeightOutlet:
         """Of a group that is being formed, with its store."""
         self._buffer: torch.Tensor | None = None
         self._file: Path | None = None
+        self._shared: SharedBuffer | None = None
 
     def group(self) -> Meeting | None:
         """That its group was formed at."""
@@ -70,6 +75,12 @@ class WeightOutlet:
         self._file = Path(stored.path)
         return stored
 
+    def share(self, bucket: Bucket) -> SharedBucket:
+        """Lays it out for the processes that use this rank's device, too."""
+        self.finish()
+        self._shared = share_bucket(bucket, self._device)
+        return self._shared.bucket
+
     def finish(self) -> None:
         """Until the bucket that was posted last has gone. Raises `PartnerLost`."""
         if self._buffer is not None and self._group is not None:
@@ -88,7 +99,7 @@ class WeightOutlet:
         self._free()
 
     def _free(self) -> None:
-        self._buffer = None
+        self._buffer = self._shared = None
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None

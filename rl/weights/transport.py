@@ -1,7 +1,7 @@
 """How the trainer's buckets get to an engine: handed over by this process, or on a way of their own.
 
 in this process    trainer -> bucket -> engine                            Handed, HostBytes
-on a way of theirs  rank 0's outlet ~~~~~~~~~~~~~~~> inlets of the workers   Collective, Disk
+on a way of theirs  the ranks' outlets ~~~~~~~~~~~~> inlets of the workers   Collective, Shared, Disk
                        driver: post, then tell the engine what comes
 
 Imports no torch: a plan asks the placements, which publish through this.
@@ -84,6 +84,19 @@ class Collective:
             return
         meeting = await trainer.outlet("meet", len(ids), self._timeout_s)
         await _both(trainer.outlet("join"), session.join(meeting))
+
+
+class Shared:
+    """Out of memory of the devices that both use: each worker copies what the rank beside it laid out."""
+
+    num_attempts = 1
+
+    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+        try:
+            return await _post_all(trainer, session, "share")
+        except BaseException:
+            await trainer.outlet("drop")
+            raise
 
 
 class Disk:

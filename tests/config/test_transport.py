@@ -22,14 +22,14 @@ TWO = "backend.rollout.replicas=2"
         ([], WeightTransport.ipc),
         ([ASYNC], WeightTransport.collective),
         ([ASYNC, TWO], WeightTransport.collective),
-        ([TWO], WeightTransport.bytes),
-        (["backend.rollout.replicas_per_device=2"], WeightTransport.bytes),
-        ([ASYNC, "placement.share_devices=true"], WeightTransport.bytes),
+        ([TWO, "placement.trainer_ranks=2"], WeightTransport.ipc),
+        (["backend.rollout.replicas_per_device=2"], WeightTransport.ipc),
+        ([ASYNC, "placement.share_devices=true"], WeightTransport.ipc),
         (["placement.weight_transport=disk"], WeightTransport.disk),
         ([ASYNC, "placement.weight_transport=bytes"], WeightTransport.bytes),
     ],
 )
-def test_engines_apart_get_broadcasts_one_in_this_process_gets_tensors_and_several_beside_the_trainer_get_bytes(
+def test_engines_apart_get_broadcasts_and_those_on_the_trainers_devices_open_its_memory(
     machine: list[str], words: list[str], expected: WeightTransport
 ):
     config = compose_run_config([*machine, *words])
@@ -37,11 +37,18 @@ def test_engines_apart_get_broadcasts_one_in_this_process_gets_tensors_and_sever
     assert weight_transport(config) is expected
 
 
+def test_an_engine_on_a_gpu_without_a_trainer_rank_gets_bytes():
+    config = compose_run_config([*GPUS, TWO])
+    check_devices(config)
+    assert weight_transport(config) is WeightTransport.bytes
+    assert weight_transport(compose_run_config([*CPU, TWO])) is WeightTransport.ipc
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*CPU, ASYNC, "placement.weight_transport=ipc"], "ipc needs one engine, on the trainer's devices"),
-        ([*GPUS, TWO, "placement.weight_transport=ipc"], "ipc needs one engine, on the trainer's devices"),
+        ([*CPU, ASYNC, "placement.weight_transport=ipc"], "ipc needs a trainer rank on every device"),
+        ([*GPUS, TWO, "placement.weight_transport=ipc"], "ipc needs a trainer rank on every device"),
         ([*GPUS, "placement.weight_transport=collective"], "collective needs a GPU for each rank"),
     ],
 )

@@ -33,7 +33,7 @@ from rl.trainer.group import TrainerGroup
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from rl.weights.outlet import WeightOutlet
 from rl.weights.publish import publish_weights
-from rl.weights.transport import Collective, Disk, Handed, Transport
+from rl.weights.transport import Collective, Disk, Handed, Shared, Transport
 from tests.engine_use import EngineSession, Source, logprobs_of, manifest_of, publish, sample_group, weights_of
 from tests.processes import descendants, is_alive
 from tests.tiny_models import write_tiny_qwen3
@@ -418,14 +418,19 @@ def test_an_image_for_a_model_of_text_is_refused_by_name_and_others_go_on(sessio
 # Weights.
 
 
-@pytest.fixture(params=["handed", "collective", "disk"])
-def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
+@pytest.fixture(params=["handed", "shared", "collective", "disk"])
+def transport(request: pytest.FixtureRequest, session: Session, tmp_path: Path) -> Transport:
     """The way of the weights, forced: between trainer and engine, or through this process."""
     if request.param == "collective" and DEVICE == "cuda":
         pytest.skip("NCCL refuses two ranks on one GPU")
-    return {"handed": Handed(), "collective": Collective(timeout_s=20.0), "disk": Disk(tmp_path / "weights")}[
-        request.param
-    ]
+    if request.param == "shared" and DEVICE == "cuda" and session.kind == "local":
+        pytest.skip("CUDA opens no handle in the process that made it")
+    return {
+        "handed": Handed(),
+        "shared": Shared(),
+        "collective": Collective(timeout_s=20.0),
+        "disk": Disk(tmp_path / "weights"),
+    }[request.param]
 
 
 def test_new_weights_are_used_and_nothing_cached_of_the_old_ones(

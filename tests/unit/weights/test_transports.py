@@ -15,8 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from rl.protocols import BroadcastBucket, Bucket, EngineError, Meeting, StoredBucket, TensorSpec
+from rl.protocols import BroadcastBucket, Bucket, EngineError, Meeting, RemoteBucket, StoredBucket, TensorSpec
 from rl.weights.collective import PartnerLost
+from rl.weights.digest import tensor_digest
 from rl.weights.disk import read_bucket, remove_stale, write_bucket
 from rl.weights.flat import flattened, specs_of, views
 from rl.weights.inlet import WeightInlet, bucket_from_json, meeting_from_json, to_json
@@ -69,7 +70,7 @@ class Group:
     def on(self, at: int, function: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         return self._threads[at].submit(function, *args, **options)
 
-    def fetch_on_each(self, posted: BroadcastBucket | StoredBucket) -> list[Future[dict[str, torch.Tensor]]]:
+    def fetch_on_each(self, posted: RemoteBucket) -> list[Future[dict[str, torch.Tensor]]]:
         told = bucket_from_json(to_json(posted))
         return [self.on(at, inlet.fetch, told) for at, inlet in enumerate(self.inlets)]
 
@@ -86,6 +87,48 @@ def group() -> Iterator[Group]:
     group = Group()
     yield group
     group.close()
+
+
+# Shared memory.
+
+
+def test_processes_that_share_a_device_copy_equal_tensors_of_every_dtype_and_layout(group: Group):
+    for seed in range(3):
+        for received in group.fetch_on_each(group.outlet.share(bucket_of(seed))):
+            assert_equal(received.result(), bucket_of(seed))
+    group.outlet.finish()
+
+
+def _digests_of(told: str) -> dict[str, str]:
+    fetched = WeightInlet(CPU).fetch(bucket_from_json(told))
+    return {name: tensor_digest(tensor) for name, tensor in fetched.items()}
+
+
+def test_another_process_opens_a_shared_bucket_until_the_next_is_posted():
+    outlet = WeightOutlet(device=CPU, host="127.0.0.1")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+        told = to_json(outlet.share(bucket_of(0)))
+        assert other.submit(_digests_of, told).result() == {
+            name: tensor_digest(tensor) for name, tensor in bucket_of(0)
+        }
+        outlet.finish()
+        with pytest.raises(EngineError, match="could not be opened"):
+            other.submit(_digests_of, told).result()
+
+
+def test_what_a_worker_copied_stays_as_it_is_when_the_trainer_posts_the_next(group: Group):
+    first = [fetch.result() for fetch in group.fetch_on_each(group.outlet.share(bucket_of(0)))]
+    group.outlet.share(bucket_of(1))
+    for received in first:
+        assert_equal(received, bucket_of(0))
+    group.outlet.drop()
+
+
+def test_a_worker_on_a_device_without_a_trainer_rank_is_told_so(group: Group):
+    shared = group.outlet.share(bucket_of(0))
+    elsewhere = replace(shared, handles={"GPU-of-another": next(iter(shared.handles.values()))})
+    with pytest.raises(EngineError, match=r"shared on GPU-of-another, and this worker is on the host .*=ipc needs"):
+        group.inlets[0].fetch(elsewhere)
 
 
 # Broadcasts.
