@@ -113,12 +113,13 @@ class Setup:
     memory_fraction: float
     attention_backend: str | None
     """Of SGLang."""
+    max_graph_batch: int | None = None
 
     def config(self, *, max_num_seqs: int, enforce_eager: bool = False) -> RolloutConfig:
         common: dict[str, Any] = {"dtype": self.dtype, "max_num_seqs": max_num_seqs}
         if self.engine == "local":
             return LocalRolloutConfig(**common)
-        common["enforce_eager"] = enforce_eager
+        common |= {"enforce_eager": enforce_eager, "max_graph_batch": self.max_graph_batch}
         if self.engine == "vllm":
             return VLLMRolloutConfig(**common, memory_fraction=self.memory_fraction)
         return SGLangRolloutConfig(
@@ -489,6 +490,7 @@ def main() -> None:
     parser.add_argument("--dtype", type=Dtype, choices=list(Dtype), default=Dtype.bfloat16)
     parser.add_argument("--memory-fraction", type=float, default=0.3)
     parser.add_argument("--attention-backend", help="of SGLang; its own choice if not given")
+    parser.add_argument("--max-graph-batch", type=int, help="largest decode batch that is captured as a CUDA graph")
     parser.add_argument("--sequences", type=int, nargs="+", default=[256, 512], help="sampled at once")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=256)
@@ -503,7 +505,15 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4], help="replicas on the one device")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    setup = Setup(args.engine, args.model, args.device, args.dtype, args.memory_fraction, args.attention_backend)
+    setup = Setup(
+        args.engine,
+        args.model,
+        args.device,
+        args.dtype,
+        args.memory_fraction,
+        args.attention_backend,
+        args.max_graph_batch,
+    )
 
     def report(**values: Any) -> None:
         line = json.dumps({"engine": args.engine, "model": args.model.name, "device": args.device, **values})

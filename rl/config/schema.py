@@ -284,8 +284,8 @@ class ServerRolloutConfig(RolloutConfig):
     enforce_eager: bool = False
     """True: no graph capture, nor compilation in vLLM; starts sooner, samples slower."""
     max_graph_batch: int | None = None
-    """Largest decode batch that is captured as a graph; larger ones are launched kernel by kernel. None: the engine's
-    choice."""
+    """Largest decode batch that is captured as a graph; larger ones are launched kernel by kernel. None: 512, or less
+    where max_num_seqs is."""
     attention_backend: str | None = None
     """The engine's name of it, for example `TRITON_ATTN` in vLLM and `triton` in SGLang. None: the engine's choice; in
     SGLang on a CPU `torch_native`."""
