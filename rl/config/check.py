@@ -16,6 +16,7 @@ from rl.config.algorithms import CISPOConfig, DAPOConfig, OldLogprobs
 from rl.config.build import target_class
 from rl.config.given import short
 from rl.config.platform_rules import check_platform
+from rl.config.replicas import num_params
 from rl.config.schema import (
     ColocatedConfig,
     ConfigError,
@@ -31,6 +32,7 @@ from rl.config.schema import (
 )
 from rl.config.secrets import check_no_secret
 from rl.config.sentinels import SentinelsConfig
+from rl.config.shape import TRAINED_BYTES_PER_PARAM
 from rl.config.transport import check_weight_transport
 
 Range = tuple[str, Callable[[Any], bool], str]
@@ -296,19 +298,32 @@ def check_devices(config: RunConfig) -> None:
         check_sglang(config.backend.rollout, device=hardware.device)
     if hardware.device == "cpu":
         return
+    check_num_gpus(config)
+    check_engine_machines(config)
+
+
+def check_num_gpus(config: RunConfig) -> None:
+    hardware, rollout = config.hardware, config.backend.rollout
     num_gpus = hardware.nodes * hardware.gpus_per_node
-    wanted = config.num_gpus_used
+    if config.num_gpus_used <= num_gpus:
+        return
+    how = "trainer ranks and engines on the same"
     remedy = "Choose larger hardware, or lower placement.trainer_ranks, backend.rollout.replicas or tensor_parallel"
     if config.has_engine_devices:
         how = "trainer ranks and engines each on their own"
         remedy += ", or set placement.share_devices=true"
-    else:
-        how = "trainer ranks and engines on the same"
-    if wanted > num_gpus:
-        raise ConfigError(
-            f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {wanted}: {how}. {remedy}."
+    params = num_params(config)
+    if params is not None:
+        state = TRAINED_BYTES_PER_PARAM * params / 2**30
+        remedy += (
+            f". To train {params:,} parameters, fp32 masters, gradients and AdamW alone take {state:,.1f} GiB, divided "
+            f"over the ranks; a GPU has {hardware.memory_gib:g} GiB"
         )
-    check_engine_machines(config)
+    raise ConfigError(
+        f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {config.num_gpus_used}: {how} "
+        f"(placement.trainer_ranks={config.placement.trainer_ranks}, backend.rollout.replicas={rollout.replicas} of "
+        f"tensor_parallel={rollout.num_gpus}). {remedy}."
+    )
 
 
 def check_engine_machines(config: RunConfig) -> None:
@@ -361,16 +376,12 @@ def not_there_yet(config: RunConfig) -> list[str]:
     trainer = config.backend.trainer
     if not isinstance(trainer, MegatronConfig):
         return []
-    sizes = {
-        "backend.trainer.tensor_parallel": trainer.tensor_parallel,
-        "backend.trainer.expert_parallel": trainer.expert_parallel,
-        "placement.trainer_ranks": config.placement.trainer_ranks,
-    }
+    ranks, experts = config.placement.trainer_ranks, trainer.expert_parallel
+    if (trainer.tensor_parallel, experts, ranks) == (1, 1, 1):
+        return []
     return [
-        f"{key}={value}: the Megatron trainer runs on one GPU so far, so this must be 1; more is not there yet. Drop "
-        "the override, or use backend/trainer=fsdp."
-        for key, value in sizes.items()
-        if value != 1
+        f"backend.trainer is Megatron-Core with tensor_parallel={trainer.tensor_parallel}, expert_parallel={experts} "
+        f"and placement.trainer_ranks={ranks}: it trains on one GPU so far. backend/trainer=fsdp trains on any number."
     ]
 
 

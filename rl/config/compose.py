@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,7 +19,7 @@ from rl.config.check import check_run_config
 from rl.config.given import check_types, given_experiment, given_words, short
 from rl.config.load import explain, load_run_config, nearest
 from rl.config.lock import lock_file
-from rl.config.register import GROUPS, option_names, package_folder, register_all
+from rl.config.register import GROUPS, knows, lacking, option_names, package_folder, register_all
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.unused import check_unused
 
@@ -86,9 +88,7 @@ def compose_plain(words: list[str]) -> dict[str, Any]:
         if changes_keys and not override.key_or_group.startswith(OPEN_NODES):
             raise ConfigError(_added_key_message(override, overrides))
     try:
-        # Hydra keeps one global instance; a sweep composes many points in one process.
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
+        with _hydra(overrides):
             composed = compose(CONFIG_NAME, overrides=words)
         plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -102,6 +102,67 @@ def compose_plain(words: list[str]) -> dict[str, Any]:
         raise ConfigError(message) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+@contextmanager
+def _hydra(overrides: list[Override]) -> Iterator[None]:
+    """Where `compose` works for a command line. Hydra keeps one global instance, and a sweep composes many points."""
+    with lacking(_experiment(overrides), settings_left_out(overrides)):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
+            yield
+
+
+def _experiment(overrides: list[Override]) -> str | None:
+    return next((str(override.value()) for override in overrides if override.key_or_group == "experiment"), None)
+
+
+def settings_left_out(overrides: list[Override]) -> dict[str, Any]:
+    """What the experiment sets for a part that other words replace by one that has no such setting.
+
+    `experiment=X algorithm=grpo` is X with another algorithm, though X sets what only its own one has. A setting that
+    no option of the group has stays, and is refused.
+    """
+    experiment = _experiment(overrides)
+    chosen = [
+        override
+        for override in overrides
+        if override.key_or_group in (*GROUPS, "backend")
+        and not override.is_delete()
+        and not override.is_sweep_override()
+    ]
+    if experiment is None or not chosen:
+        return {}
+    parts = _parts(tuple(override.input_line or "" for override in chosen))
+    groups = [override.key_or_group for override in chosen]
+    replaced = [group for group in GROUPS if group in groups or group.partition("/")[0] in groups]
+    left_out = {}
+    for group in replaced:
+        part = f"{group.replace('/', '.')}."
+        for given in given_experiment(experiment):
+            setting = given.key.removeprefix(part).partition(".")[0]
+            if given.key.startswith(part) and setting not in parts[group] and knows(group, setting):
+                left_out[given.key] = given.value
+    return left_out
+
+
+def left_out_text(words: list[str]) -> str:
+    """For people; empty where nothing is left out."""
+    overrides = parse_overrides(words)
+    left_out = settings_left_out(overrides)
+    if not left_out:
+        return ""
+    settings = ", ".join(f"{key}={value}" for key, value in left_out.items())
+    return f"left out of {_experiment(overrides)}, because the parts chosen instead have no such settings: {settings}"
+
+
+@cache
+def _parts(choices: tuple[str, ...]) -> dict[str, list[str]]:
+    """Group -> names of its option's settings under `choices` (`group=option`), with no experiment."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
+        composed = compose(CONFIG_NAME, overrides=list(choices))
+    return {group: list(OmegaConf.select(composed, group.replace("/", "."))) for group in GROUPS}
 
 
 def parse_overrides(words: list[str]) -> list[Override]:
@@ -181,8 +242,7 @@ def _chosen(overrides: list[Override]) -> Any:
     """The parts and the experiment that `overrides` choose, without any other word."""
     lines = [override.input_line or "" for override in overrides if override.key_or_group in _groups()]
     choices = [line for line in lines if not line.startswith(("+", "~"))]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(package_folder("conf")), version_base="1.3"):
+    with _hydra(overrides):
         try:
             composed = compose(CONFIG_NAME, overrides=choices)
         except (HydraException, ValueError):  # the choices do not fit together, which this error is not about

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ def register_schema(group: str, name: str, config_class: type) -> None:
 
     ConfigStore.instance().store(group=group, name=f"schema_{name}", node=config_class)
     _user_schemas[config_class._target_] = config_class  # type: ignore[attr-defined]
+
+
+def knows(group: str, setting: str) -> bool:
+    """Whether any option of the group has a setting of that name."""
+    return any(setting == item.name for each in (*GROUPS[group], *_user_schemas.values()) for item in fields(each))
 
 
 def schema_of_target(target: str) -> type | None:
@@ -148,8 +154,6 @@ def register_all(experiments: Collection[str] | None = None) -> None:
 
 def _stored_experiment(name: str, path: Path) -> Any:
     """The experiment's own settings, in Hydra's store; read where the file is new or has changed."""
-    from hydra.core.config_store import ConfigStore
-
     facts = path.stat()
     key = (path, facts.st_mtime_ns, facts.st_size)
     if _stored.get(name) == key:
@@ -167,7 +171,7 @@ def _stored_experiment(name: str, path: Path) -> Any:
             f"experiment file {path} must be a mapping of settings, and not set `experiment`: its name is the file's."
         )
     node.experiment = name  # so that the composed config says what it started from, for --cfg job too
-    ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_", provider=str(path))
+    _store(name, node)
     _stored[name] = key
     return node
 
@@ -177,6 +181,35 @@ def experiment_node(name: str) -> Any:
     from hydra.core.config_store import ConfigStore
 
     return ConfigStore.instance().load(f"experiment/{name}.yaml").node
+
+
+@contextmanager
+def lacking(name: str | None, keys: Collection[str]) -> Iterator[None]:
+    """Meanwhile the registered experiment `name`, and those that it builds on, do not set `keys` (dotted)."""
+    whole = {each: experiment_node(each) for each in (_lineage(name) if name is not None and keys else ())}
+    for each, node in whole.items():
+        rest = node.copy()
+        for key in keys:
+            parent, _, last = key.rpartition(".")
+            OmegaConf.select(rest, parent, default={}).pop(last, None)
+        _store(each, rest)
+    try:
+        yield
+    finally:
+        for each, node in whole.items():
+            _store(each, node)
+
+
+def _lineage(name: str) -> list[str]:
+    """The experiment, and all that it builds on."""
+    return [name, *(each for parent in _parents(experiment_node(name)) for each in _lineage(parent))]
+
+
+def _store(name: str, node: Any) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    provider = str(experiment_files()[name])
+    ConfigStore.instance().store(group="experiment", name=name, node=node, package="_global_", provider=provider)
 
 
 def _parents(node: Any) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TRAINED_BYTES_PER_PARAM = 16
+"""4 of the fp32 master, 4 of its gradient, 8 of AdamW's two moments."""
+
 
 @dataclass
 class ModelShape:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.config.algorithms import DAPOConfig
 from rl.config.check import check_run_config
-from rl.config.compose import checked_run_config, compose_run_config, parse_overrides
+from rl.config.compose import checked_run_config, compose_run_config, left_out_text, parse_overrides
 from rl.config.flat import ABSENT, differing, flat
 from rl.config.given import given_words
 from rl.config.load import load_run_config, to_plain
@@ -56,12 +56,12 @@ def split_smoke(words: list[str]) -> tuple[list[str], bool]:
 
 
 def run_config(words: list[str]) -> tuple[RunConfig, str]:
-    """The checked config of a command line, and what `smoke=cpu` replaced in it; empty without that word.
-
-    Raises ConfigError.
+    """The checked config of a command line, and what is not as its experiment says, for people: settings that the parts
+    chosen instead have no use for, and what `smoke=cpu` replaced. Raises ConfigError.
     """
     plain_words, is_smoke = split_smoke(words)
-    return smoke_run_config(plain_words) if is_smoke else (checked_run_config(words), "")
+    config, replaced = smoke_run_config(plain_words) if is_smoke else (checked_run_config(words), "")
+    return config, "\n".join(text for text in (left_out_text(plain_words), replaced) if text)
 
 
 def smoke_run_config(words: list[str]) -> tuple[RunConfig, str]:
@@ -119,6 +119,7 @@ def _shrunk(config: RunConfig) -> RunConfig:
         evaluation=EvaluationConfig(at_start=False),
         checkpoint=defaults.checkpoint,
         plan=defaults.plan,
+        published=None,  # nothing that is published is of a run like this
     )
 
 

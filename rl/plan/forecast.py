@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rl.config.check import check_devices
+from rl.config.check import check_devices, not_there_yet
 from rl.config.schema import ConfigError, LocalRolloutConfig, RunConfig, ServerRolloutConfig
 from rl.plan.memory import Cache, Phase, cache_of, phases, trainer_gib
 from rl.plan.sizes import RunSizes, Sharing, sizes_of
@@ -101,7 +101,7 @@ def _neighbors(config: RunConfig) -> list[tuple[str, RunConfig]]:
 
 
 def _with(config: RunConfig, key: str, value: Any) -> RunConfig | None:
-    """`config` with another value; None where that is no change, or the devices do not allow it."""
+    """`config` with another value; None where that is no change, or devices or trainer do not allow it."""
     *path, name = key.split(".")
     nodes: list[Any] = [config]
     for part in path:
@@ -115,7 +115,7 @@ def _with(config: RunConfig, key: str, value: Any) -> RunConfig | None:
         check_devices(changed)
     except ConfigError:
         return None
-    return changed
+    return None if set(not_there_yet(changed)) - set(not_there_yet(config)) else changed
 
 
 def _word(value: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl.config.schema import WeightTransport
-from rl.config.shape import ModelShape
+from rl.config.shape import TRAINED_BYTES_PER_PARAM, ModelShape
 from rl.plan.sizes import RunSizes, Sharing, TrainerSizes
 
 GIB = 2**30
@@ -137,7 +137,7 @@ def trainable_params(shape: ModelShape, trainer: TrainerSizes) -> tuple[float, s
 
 def _state_lines(shape: ModelShape, trainer: TrainerSizes, *, with_gradients: bool) -> list[Line]:
     held, words = trainable_params(shape, trainer)
-    per_param = 16 if with_gradients else 12  # 4 master, 4 gradient, 8 AdamW; gradients are freed after each update
+    per_param = TRAINED_BYTES_PER_PARAM - (0 if with_gradients else 4)  # gradients are freed after each update
     what = "fp32 masters, gradients, AdamW" if with_gradients else "fp32 masters, AdamW"
     lines = [Line(what, f"{per_param} B x {words}", per_param * held)]
     if trainer.is_megatron and trainer.compute_bytes < 4:

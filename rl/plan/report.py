@@ -58,12 +58,17 @@ def _parts(config: RunConfig) -> list[str]:
             node = getattr(node, part)
         lines.append(f"{name:<16} {node._target_}")
     lines.append(_model_line(config))
-    lines += [f"missing here: {package}. {remedy}" for package, remedy in missing_packages(config).items()]
+    return lines + [f"missing here: {what}. {remedy}" for what, remedy in _missing(config).items()]
+
+
+def _missing(config: RunConfig) -> dict[str, str]:
+    """Packages and model files that are not on this machine, each with its remedy."""
+    missing = missing_packages(config)
     try:
         target_class(config.model._target_).check_present(config.model)
     except ConfigError as error:
-        lines.append(f"missing here: {error}")
-    return lines
+        missing["model"] = str(error)
+    return missing
 
 
 def _model_line(config: RunConfig) -> str:
@@ -202,6 +207,8 @@ def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]
     """Lines and exit code."""
     blocked = not_there_yet(config)
     lines = [f"cannot run yet: {message}" for message in blocked]
+    if missing := _missing(config):
+        lines.append(f"cannot run on this machine as it is: see 'missing here' under parts ({', '.join(missing)})")
     if found is None:
         return ["verdict: not known whether it fits, without the model's sizes", *lines], _code(not blocked)
     margin, limit = found.margin_gib, found.sizes.device.memory_gib

@@ -106,13 +106,15 @@ def test_on_eight_h200_one_of_the_five_does_not_fit_and_says_what_would_help(tmp
     )
     assert done.returncode == 2
     assert "verdict: does not fit: train takes 208.4 of 139 GiB, most of it fp32 masters" in done.stdout
-    assert "backend.trainer.tensor_parallel=4 helps most (-13.7 GiB) and is not enough" in done.stdout.replace(
-        "\n", " "
-    )
+    page = " ".join(done.stdout.split())
+    assert "try hardware with more memory, or a smaller model" in page
+    assert "backend.trainer.tensor_parallel=4" not in page, "what the trainer cannot do yet is no remedy"
 
 
 @pytest.mark.parametrize("experiment", ALL)
 def test_one_h200_is_refused_with_what_is_missing(experiment):
     needed = 32 if "qwen2_5" in experiment else 8
-    with pytest.raises(ConfigError, match=rf"hardware=h200x1 has \d GPU\(s\) and this run needs {needed}"):
+    with pytest.raises(
+        ConfigError, match=rf"hardware=h200x1 has \d GPU\(s\) and this run needs {needed}: .* take [\d,.]+ GiB"
+    ):
         check_devices(config_of(f"experiment={experiment}", "hardware=h200x1"))

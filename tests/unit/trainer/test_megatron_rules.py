@@ -33,18 +33,32 @@ class _MegatronThatNeedsTriton:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["backend.trainer.tensor_parallel=2", "placement.trainer_ranks=2"], r"backend\.trainer\.tensor_parallel=2"),
-        (["backend.trainer.expert_parallel=2", "placement.trainer_ranks=2"], r"backend\.trainer\.expert_parallel=2"),
-        (["placement.trainer_ranks=2"], r"placement\.trainer_ranks=2"),
+        (
+            ["backend.trainer.tensor_parallel=2", "placement.trainer_ranks=2"],
+            r"tensor_parallel=2, expert_parallel=1 and placement\.trainer_ranks=2",
+        ),
+        (
+            ["backend.trainer.expert_parallel=2", "placement.trainer_ranks=4"],
+            r"tensor_parallel=1, expert_parallel=2 and placement\.trainer_ranks=4",
+        ),
+        (["placement.trainer_ranks=2"], r"expert_parallel=1 and placement\.trainer_ranks=2"),
     ],
 )
-def test_what_it_cannot_do_yet_is_refused_by_name_and_can_be_planned(words, message):
+def test_what_it_cannot_do_yet_is_refused_by_its_layout_with_a_remedy_that_works_and_can_be_planned(words, message):
     words = ["backend=megatron_vllm", "hardware=h200x8", *words]
-    with pytest.raises(ConfigError, match=rf"{message}.*not there yet"):
+    with pytest.raises(ConfigError, match=rf"{message}: it trains on one GPU so far\. backend/trainer=fsdp"):
         check_run_config(compose_run_config(words))
     plan = compose_run_config([*words, "mode=plan"])
     check_run_config(plan)
-    assert not_there_yet(plan)
+    assert len(not_there_yet(plan)) == 1
+
+
+@pytest.mark.parametrize("placement", ["colocated", "fully_async"])
+def test_the_published_runs_on_it_run_with_fsdp_as_it_advises(placement):
+    experiment = f"experiment=qwen3_5_35b_a3b_grpo_{placement}"
+    with pytest.raises(ConfigError, match="backend/trainer=fsdp trains on any number"):
+        check_run_config(compose_run_config([experiment]))
+    check_run_config(compose_run_config([experiment, "backend/trainer=fsdp"]))
 
 
 @pytest.mark.parametrize(
