@@ -363,15 +363,17 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
+        """By copies that do not wait for each other. PyTorch pins the host's side of them and keeps it for the next."""
         if self.device.type == "cpu":
             return
         for module in (self.masters, self.policy, self.reference):
             if module is not None:
-                module.to(device)
+                module.to(device, non_blocking=True)
         for state in self.optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.dim() > 0:  # AdamW keeps its step count on the CPU
-                    state[key] = value.to(device)
+                    state[key] = value.to(device, non_blocking=True)
+        torch.cuda.synchronize(self.device)
 
     def save(self, folder: Path) -> None:
         checkpoint.save(
