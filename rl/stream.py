@@ -310,7 +310,7 @@ class GroupStream:
             log.warning("group %d (%s) is dropped: %s", group_id, prompt.prompt_id, error)
             self._last_reward_error = error
             return "reward_error"
-        group = RolloutGroup(group_id, prompt, rollouts, min(rollout.min_policy_version for rollout in rollouts))
+        group = RolloutGroup(group_id, prompt, rollouts)
         self._judge(group, rewards)
         return group if self._algorithm.keep(group) else "filtered"
 

@@ -1,7 +1,7 @@
 """The values that travel through one training step. Arrays are numpy, so that they cross processes without torch.
 
 Legend: P groups per step, G rollouts per group, L tokens of one rollout (prompt and response, ragged), T packed tokens
-of one micro-batch, n sequences packed in it, K expert choices per token and layer. Log-probabilities are in nats.
+of one micro-batch, n sequences packed in it. Log-probabilities are in nats.
 
 Alignment rule, stated once: `x[i]` describes token i itself given the tokens before it; position 0 holds 0.0. Only
 `rl/trainer/logprobs.py` shifts.
@@ -105,7 +105,6 @@ class Rollout:
     finish_reason: FinishReason
     text: str = ""
     """Decoded response, special tokens kept out."""
-    generation_s: float = 0.0
     num_discarded_tokens: int = 0
     """Sampled for this answer and thrown away, because a pause made it start anew."""
     reward: float = 0.0
@@ -118,8 +117,6 @@ class Rollout:
     """[L], where tokens of the answer differ in it; None: `advantage` on every loss token."""
     ref_logprobs: FloatArray | None = None
     """[L] of the reference policy, where a KL is subtracted from the reward; 0 where `loss_mask` is False."""
-    routed_experts: NDArray[np.int16] | None = None
-    """[L, layers, K] expert choices of the engine for router replay; None: not recorded."""
 
     def __post_init__(self) -> None:
         arrays = (self.token_ids, self.loss_mask, self.rollout_logprobs, self.policy_versions)
@@ -168,8 +165,6 @@ class RolloutGroup:
     """Position of the prompt in the run's endless order of prompts; equal ids mean equal prompts in every placement."""
     prompt: Prompt
     rollouts: list[Rollout]
-    start_version: int
-    """Policy version when generation of this group started."""
 
     @property
     def rewards(self) -> NDArray[np.float64]:

@@ -51,7 +51,7 @@ def answered(folder: str, device: str) -> Iterator[RolloutGroup]:
             rollout = Rollout(place, index, row, mask, zeros, 1.0, versions, FinishReason.STOP)
             rollout.advantage = float(index % 2) - 0.5
             rollouts.append(rollout)
-        yield RolloutGroup(place, prompt, rollouts, 0)
+        yield RolloutGroup(place, prompt, rollouts)
 
 
 def measure(folder: str, device: str, dtype: Dtype, groups: list[RolloutGroup]) -> str:

@@ -46,7 +46,7 @@ def made_group(
             rollout.advantage = advantages[index]
         rollouts.append(rollout)
     prompt = Prompt(prompt_id=f"made:{group_id}", messages=(), token_ids=prompt_ids, answer="", task="made")
-    return RolloutGroup(group_id=group_id, prompt=prompt, rollouts=rollouts, start_version=policy_version)
+    return RolloutGroup(group_id=group_id, prompt=prompt, rollouts=rollouts)
 
 
 def answered(
@@ -74,7 +74,7 @@ def answered(
         finish_reason=FinishReason.STOP,
         advantage=advantage,
     )
-    return RolloutGroup(group_id, prompt, [rollout], 0)
+    return RolloutGroup(group_id, prompt, [rollout])
 
 
 def made_batch(num_groups: int, group_size: int, *, seed: int = 0, **options: Any) -> list[RolloutGroup]:

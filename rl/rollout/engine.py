@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,8 +46,6 @@ class _Sample:
     index: int
     number: int
     """Order of arrival in the engine."""
-    started: float = 0.0
-    generation_s: float = 0.0
     version: int = -1
     """Of the part that runs."""
     done: list[tuple[int, Sampled]] = field(default_factory=list)
@@ -127,7 +124,6 @@ class Engine:
         for sample in samples:
             part = sample.next_part(str(next(self._request_ids)))
             sample.version, sample.interruption = self._version, None
-            sample.started = sample.started or time.monotonic()
             self._running[part] = sample
             sample.call.running[part] = None
             parts.append(part)
@@ -173,7 +169,6 @@ class Engine:
                     sample.done.clear()
                 self._queued.append(sample)
                 return
-        sample.generation_s = time.monotonic() - sample.started
         call.results.put_nowait((sample, reason))
 
     def _rollout(self, sample: _Sample, reason: FinishReason) -> Rollout:
@@ -198,7 +193,6 @@ class Engine:
             policy_versions=row(np.int32, -1, versions),
             finish_reason=reason,
             text=text,
-            generation_s=sample.generation_s,
             num_discarded_tokens=sample.num_discarded,
         )
 

@@ -85,7 +85,7 @@ def make_group(text="4"):
         Rollout(0, index, *arrays, 1.0, versions, FinishReason.STOP, text=text, reward=float(index))
         for index in range(2)
     ]
-    return RolloutGroup(0, prompt, rollouts, 0)
+    return RolloutGroup(0, prompt, rollouts)
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)

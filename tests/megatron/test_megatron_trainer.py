@@ -217,7 +217,7 @@ async def sampled_group(engine: LocalEngine, group_id: int, version: int) -> Rol
     rollouts = [r async for r in engine.generate(prompt, group_id=group_id, n=4, sampling=sampling)]
     for rollout in rollouts:
         rollout.advantage = 1.0 if rollout.index % 2 else -1.0
-    return RolloutGroup(group_id=group_id, prompt=prompt, rollouts=rollouts, start_version=version)
+    return RolloutGroup(group_id=group_id, prompt=prompt, rollouts=rollouts)
 
 
 @pytest.mark.parametrize(

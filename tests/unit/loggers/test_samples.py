@@ -21,7 +21,7 @@ def make_group(rewards, *, group_id=0, text="4", question="2+2="):
         )
         for index, reward in enumerate(rewards)
     ]
-    return RolloutGroup(group_id, prompt, rollouts, 7)
+    return RolloutGroup(group_id, prompt, rollouts)
 
 
 def chosen(groups, count):
