@@ -191,6 +191,7 @@ def build_evaluator(
     return TaskEvaluator(
         task,
         max_concurrent_samples=2 * num_seqs,  # the next ones wait in the engine, not here
+        reward_timeout_s=config.stream.reward_timeout_s,
         answers_file=answers_file,
         shows_progress=shows_progress,
     )
@@ -309,6 +310,7 @@ def _stream_values(config: RunConfig) -> StreamConfigValues:
         max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=config.stream.max_failed_fraction,
+        reward_timeout_s=config.stream.reward_timeout_s,
         stall_timeout_s=config.stream.stall_timeout_s,
     )
 

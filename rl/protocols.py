@@ -74,7 +74,10 @@ class Task(Protocol):
         ...
 
     async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
-        """Rewards of these rollouts of one prompt, in order. Raises `RewardError` if the grader itself fails."""
+        """Rewards of these rollouts of one prompt, in order. Raises `RewardError` if the grader itself fails.
+
+        It runs in the event loop, so what takes long must be awaited. Cancelled, it ends: its time is over.
+        """
         ...
 
     def eval_sets(self) -> list[EvalSet]: ...
@@ -231,6 +234,10 @@ class EngineError(RuntimeError):
     """The engine failed or was in the wrong state. An infrastructure error, never a wrong answer."""
 
 
+class RequestError(EngineError):
+    """The engine lives, and refused this one request or ended it by itself. Others go on, and asking again may help."""
+
+
 class EngineUnfit(EngineError):
     """The last weight update did not complete; only a complete one makes the engine fit again."""
 
@@ -258,7 +265,8 @@ class RolloutEngine(Protocol):
     def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
         """n samples, each yielded when it finishes. The first call enqueues before its first suspension point.
 
-        Raises `EngineUnfit` after a failed update and `EngineError` if the engine dies or sleeps.
+        Raises `RequestError` if the engine lives and does not serve this request, `EngineUnfit` after a failed update
+        and `EngineError` if it dies or sleeps.
         """
         ...
 

@@ -27,10 +27,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from rl.protocols import Algorithm, RolloutEngine, Task
+from rl.grading import grade, sample
+from rl.protocols import Algorithm, RequestError, RolloutEngine, Task
 from rl.types import Reward, RewardError, RolloutGroup, Sampling
 
 FAILED_HISTORY_BATCHES = 10
+FILTERED, ENGINE_ERROR = "filtered", "engine_error"
+"""Reasons to drop a group, besides those of `RewardError.drop_reason`. All but the first are failures."""
 
 
 log = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class StreamConfigValues:
     """Over-sampled, on top of `max_admitted`."""
     window: int
     max_failed_fraction: float
+    reward_timeout_s: float
     stall_timeout_s: float
 
 
@@ -103,14 +107,18 @@ class GroupStream:
         self._progress = asyncio.Event()
         self._error: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self._last_reward_error: RewardError | None = None
-        self._recent_failures: deque[bool] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
+        self._last_failure: RewardError | RequestError | None = None
+        self._recent_failures: deque[str | None] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
         self._is_open = False
         self.accounting = Accounting()
         self._dropped_before: Counter[str] = Counter()
         """As of the last call of `metrics`."""
         self._num_recalled = 0
         """Since the last call of `metrics`."""
+        self._num_retried = 0
+        """Likewise."""
+        self._grading: set[int] = set()
+        """Ids of the groups whose answers are there and whose rewards are not."""
         self._busy = BusyTimer()
 
     async def __aenter__(self) -> GroupStream:
@@ -259,11 +267,13 @@ class GroupStream:
         dropped = accounting.dropped - self._dropped_before
         self._dropped_before = accounting.dropped.copy()
         num_recalled, self._num_recalled = self._num_recalled, 0
+        num_retried, self._num_retried = self._num_retried, 0
         surplus = {"rollout/surplus_groups": float(num_recalled)} if self._values.max_surplus else {}
         return {
             **surplus,
             "rollout/groups_started": float(accounting.started),
             "rollout/groups_trained": float(accounting.trained),
+            "rollout/retried_groups": float(num_retried),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in dropped.items()},
         }
 
@@ -299,23 +309,32 @@ class GroupStream:
         """The graded group, or the reason to drop it. The engine is asked before this first suspends."""
         values = self._values
         prompt = self._task.prompt(values.seed, group_id)
-        samples = self._engine.generate(prompt, group_id=group_id, n=values.group_size, sampling=values.sampling)
-        with self._busy:
-            rollouts = sorted([rollout async for rollout in samples], key=lambda rollout: rollout.index)
-        indices = [rollout.index for rollout in rollouts]
-        assert indices == list(range(values.group_size)), f"group {group_id} came back with samples {indices}"
         try:
-            rewards = await self._task.grade(prompt, rollouts)
-        except RewardError as error:
+            with self._busy:
+                rollouts = await sample(
+                    self._engine,
+                    prompt,
+                    group_id=group_id,
+                    n=values.group_size,
+                    sampling=values.sampling,
+                    on_retry=self._count_retry,
+                )
+            self._grading.add(group_id)
+            rewards = await grade(self._task.grade, prompt, rollouts, limit_s=values.reward_timeout_s)
+        except (RequestError, RewardError) as error:
             log.warning("group %d (%s) is dropped: %s", group_id, prompt.prompt_id, error)
-            self._last_reward_error = error
-            return "reward_error"
+            self._last_failure = error
+            return error.drop_reason if isinstance(error, RewardError) else ENGINE_ERROR
+        finally:
+            self._grading.discard(group_id)
         group = RolloutGroup(group_id, prompt, rollouts)
         self._judge(group, rewards)
-        return group if self._algorithm.keep(group) else "filtered"
+        return group if self._algorithm.keep(group) else FILTERED
+
+    def _count_retry(self) -> None:
+        self._num_retried += 1
 
     def _judge(self, group: RolloutGroup, rewards: list[Reward]) -> None:
-        assert len(rewards) == len(group.rollouts), "a grader returns one reward per rollout"
         for rollout, reward in zip(group.rollouts, rewards, strict=True):
             rollout.reward = float(reward.value)
             rollout.reward_parts = {"correct": float(reward.correct), **reward.parts}
@@ -335,11 +354,11 @@ class GroupStream:
         elif isinstance(result := done.result(), str):
             slot.drop_reason = result
             self._num_open -= 1
-            self._recent_failures.append(result == "reward_error")
+            self._recent_failures.append(None if result == FILTERED else result)
         else:
             slot.group = result
             self._num_finished += 1
-            self._recent_failures.append(False)
+            self._recent_failures.append(None)
         self._progress.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -351,22 +370,24 @@ class GroupStream:
     def _raise_failure(self) -> None:
         if self._error is not None:
             raise self._error
-        failed, seen = sum(self._recent_failures), len(self._recent_failures)
+        failures = Counter(reason for reason in self._recent_failures if reason is not None)
         # Of all the groups of that history, not of those seen so far: one early failure in a small batch is no verdict.
         allowed = self._values.max_failed_fraction * FAILED_HISTORY_BATCHES * self._values.prompts_per_step
-        if failed > allowed:
+        if failures.total() > allowed:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in failures.items())
             raise StreamError(
-                f"the grader failed on {failed} of the last {seen} groups, more than stream.max_failed_fraction="
-                f"{self._values.max_failed_fraction} of the groups of {FAILED_HISTORY_BATCHES} batches. These are "
-                f"errors of the grader, not wrong answers; the last one: {self._last_reward_error}"
-            ) from self._last_reward_error
+                f"{failures.total()} of the last {len(self._recent_failures)} groups failed ({reasons}), more than "
+                f"stream.max_failed_fraction={self._values.max_failed_fraction} of the groups of "
+                f"{FAILED_HISTORY_BATCHES} batches. These are errors of grader or engine, not wrong answers; the last "
+                f"one: {self._last_failure}"
+            ) from self._last_failure
 
     def _stall_message(self) -> str:
         waiting = [slot.group_id for slot in self._slots if slot.group is None and slot.is_open]
         return (
             f"no group finished for {self._values.stall_timeout_s:.0f} s (stream.stall_timeout_s) while the trainer "
             f"waited for {self._values.prompts_per_step} and had {self._num_finished}; in flight: {waiting[:8]}"
-            f"{'...' if len(waiting) > 8 else ''} ({len(waiting)} groups)."
+            f"{'...' if len(waiting) > 8 else ''} ({len(waiting)} groups, {len(self._grading)} of them being graded)."
         )
 
 

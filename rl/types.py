@@ -156,6 +156,15 @@ class Reward:
 class RewardError(Exception):
     """The grader itself failed. Never the same as a wrong answer: the group is dropped and counted."""
 
+    drop_reason = "reward_error"
+    """What the group is counted under."""
+
+
+class RewardTimeoutError(RewardError):
+    """The grader did not answer in time."""
+
+    drop_reason = "reward_timeout"
+
 
 @dataclass(slots=True)
 class RolloutGroup:

@@ -367,6 +367,7 @@ def simulated_run(
         max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=config.stream.max_failed_fraction,
+        reward_timeout_s=config.stream.reward_timeout_s,
         stall_timeout_s=config.stream.stall_timeout_s,
     )
     return Run(

@@ -40,6 +40,7 @@ NOT_OF_LEARNING = (
     "placement.trainer_ranks",
     "placement.share_devices",
     "placement.weight_transport",
+    "stream.reward_timeout_s",
     "stream.stall_timeout_s",
     "stream.max_failed_fraction",
 )

@@ -95,6 +95,7 @@ RANGES: tuple[Range, ...] = (
     ("stream.window", lambda value: value is None or value > 0, "at least 1, or null"),
     ("stream.oversample", lambda value: value >= 1, "at least 1"),
     ("stream.max_failed_fraction", lambda value: 0 <= value <= 1, "in [0, 1]"),
+    ("stream.reward_timeout_s", POSITIVE, "above 0"),
     ("stream.stall_timeout_s", POSITIVE, "above 0"),
     ("evaluation.every", NOT_NEGATIVE, "0 (never) or more"),
     ("checkpoint.every", NOT_NEGATIVE, "0 (only at the end) or more"),

@@ -392,7 +392,10 @@ class StreamConfig:
     every refill is a round of its own. What a publish's batches do not take starts anew on its weights, first. The
     recipe published with DAPO starts 1,536 prompts for a batch of 512: 3."""
     max_failed_fraction: float = 0.1
-    """The run stops when more of the groups of the last 10 batches were dropped because their grader failed."""
+    """The run stops when more of the groups of the last 10 batches were dropped because their grader failed or was not
+    done in time (reward_error, reward_timeout), or because the engine failed on their requests (engine_error)."""
+    reward_timeout_s: float = 300.0
+    """From a group's last answer to its rewards; then its grader has failed, in training and evaluation alike."""
     stall_timeout_s: float = 1800.0
     """The run stops when no group finishes for so long while the trainer waits for a batch. Also the limit of one
     publish, which waits for running requests."""

@@ -65,7 +65,8 @@ def _never_evaluates(config: RunConfig) -> bool:
 UNUSED: tuple[Unused, ...] = (
     Unused(
         (
-            *("steps", "stream", "checkpoint", "canary", "sentinels", "logger", "algorithm", "plan"),
+            *("steps", "checkpoint", "canary", "sentinels", "logger", "algorithm", "plan"),
+            *("stream.window", "stream.oversample", "stream.max_failed_fraction", "stream.stall_timeout_s"),
             *("backend.trainer.optimizer", "backend.trainer.max_tokens_per_micro_batch"),
             *("evaluation.every", "evaluation.at_start", "evaluation.at_end"),
             *("task.epochs", "task.reward", "task.sampling", "placement.max_staleness", "placement.publish_every"),

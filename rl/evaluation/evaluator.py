@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl.evaluation.metrics import accuracy, majority, mean_and_error, metric_name, pass_at_k, powers_of_two
+from rl.grading import grade, sample
 from rl.progress import ProgressLine
 from rl.protocols import RolloutEngine, Task
 from rl.types import EvalResult, EvalSet, Prompt, Reward, RewardError, Rollout
@@ -32,8 +33,9 @@ class TaskEvaluator:
     """Evaluates every problem of the task's evaluation sets exactly once, each set with its own sampling.
 
     `max_concurrent_samples` bounds the samples asked for at once: enough to fill the engine, not so many that a large
-    benchmark floods it. With `answers_file` the answers of the latest evaluation are written there, one a line. With
-    `shows_progress` a line counts the problems of each set.
+    benchmark floods it. A grader that takes longer than `reward_timeout_s` for a problem has failed on it. With
+    `answers_file` the answers of the latest evaluation are written there, one a line. With `shows_progress` a line
+    counts the problems of each set.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class TaskEvaluator:
         task: Task,
         *,
         max_concurrent_samples: int,
+        reward_timeout_s: float,
         answers_file: Path | None = None,
         shows_progress: bool = False,
     ) -> None:
@@ -48,6 +51,7 @@ class TaskEvaluator:
         self._shows_progress = shows_progress
         self._eval_sets = task.eval_sets()
         self._max_concurrent_samples = max_concurrent_samples
+        self._reward_timeout_s = reward_timeout_s
         self._answers_file = answers_file
 
     async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]:
@@ -84,15 +88,11 @@ class TaskEvaluator:
     ) -> GradedProblem:
         prompt, num_samples = eval_set.prompts[index], eval_set.samples_per_problem
         async with slots:
-            samples = engine.generate(prompt, group_id=index, n=num_samples, sampling=eval_set.sampling)
-            rollouts = sorted([rollout async for rollout in samples], key=lambda rollout: rollout.index)
-        indices = [rollout.index for rollout in rollouts]
-        assert indices == list(range(num_samples)), f"{prompt.prompt_id} came back with samples {indices}"
+            rollouts = await sample(engine, prompt, group_id=index, n=num_samples, sampling=eval_set.sampling)
         try:
-            rewards = await eval_set.grader(prompt, rollouts)
+            rewards = await grade(eval_set.grader, prompt, rollouts, limit_s=self._reward_timeout_s)
         except RewardError as error:
             return GradedProblem(prompt, rollouts, None, error=str(error))
-        assert len(rewards) == num_samples, "a grader returns one reward per rollout"
         return GradedProblem(prompt, rollouts, rewards)
 
     def _write_answers(self, path: Path, graded: list[list[GradedProblem]], *, step: int) -> None:

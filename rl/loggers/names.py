@@ -130,6 +130,13 @@ METRICS: tuple[Metric, ...] = (
         reduction=Reduction.SUM,
     ),
     Metric(
+        "rollout/retried_groups",
+        "groups",
+        "groups asked for again because the engine, which lives, failed on a request of theirs, in this step",
+        (0.0, 0.0),
+        reduction=Reduction.SUM,
+    ),
+    Metric(
         "rollout/dropped/<reason>", "groups", "groups dropped for this reason, in this step", reduction=Reduction.SUM
     ),
     Metric("train/loss", "", "loss of the update, over the updates of the step"),

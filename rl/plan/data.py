@@ -13,6 +13,7 @@ import numpy as np
 from rl.config.build import build, target_class
 from rl.config.schema import RunConfig
 from rl.config.tasks import Overlong
+from rl.grading import grade
 from rl.model.light_tokenizer import LightTokenizer
 from rl.protocols import Task
 from rl.types import FinishReason, IntArray, Prompt, RenderedWithImages, RewardError, Rollout
@@ -101,7 +102,10 @@ def _reward_lines(config: RunConfig, task: Task) -> list[str]:
     """A right answer must score right, a wrong one in the same words wrong, on the task's own rule."""
     lines = []
     for source, prompts in _sources(task).items():
-        results = [asyncio.run(_tested(task, prompt)) for prompt in prompts[:TESTED_PROMPTS]]
+        results = [
+            asyncio.run(_tested(task, prompt, limit_s=config.stream.reward_timeout_s))
+            for prompt in prompts[:TESTED_PROMPTS]
+        ]
         passed = sum(result is None for result in results)
         problem = next((result for result in results if result is not None), None)
         lines.append(
@@ -120,13 +124,13 @@ def _sources(task: Task) -> dict[str, list[Prompt]]:
     return found
 
 
-async def _tested(task: Task, prompt: Prompt) -> str | None:
+async def _tested(task: Task, prompt: Prompt, *, limit_s: float) -> str | None:
     """What is wrong with the grader of this prompt; None: nothing."""
     wrong = f"{prompt.answer}1"
     answers = [words.format(answer) for answer in (prompt.answer, wrong) for words in PHRASINGS]
-    grade = task.eval_sets()[0].grader if task.eval_sets() else task.grade
+    grader = task.eval_sets()[0].grader if task.eval_sets() else task.grade
     try:
-        rewards = await grade(prompt, [_answered(text) for text in answers])
+        rewards = await grade(grader, prompt, [_answered(text) for text in answers], limit_s=limit_s)
     except RewardError as error:
         return f"{prompt.prompt_id}: {error}"
     right, not_right = rewards[: len(PHRASINGS)], rewards[len(PHRASINGS) :]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rl.protocols import Bucket, EngineError, Meeting, PauseMode, RemoteBucket, UpdateManifest
+from rl.protocols import Bucket, EngineError, Meeting, PauseMode, RemoteBucket, RequestError, UpdateManifest
 from rl.rollout.lifecycle import Lifecycle, Phase
 from rl.rollout.sampler import Outcome, Part, Sampled, Sampler, part_seed, stop_reach
 from rl.types import FinishReason, IntArray, Prompt, Rollout, Sampling
@@ -101,7 +101,10 @@ class Engine:
 
     async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
         self._check("generate")
-        self._sampler.check(prompt, sampling)
+        try:
+            self._sampler.check(prompt, sampling)
+        except EngineError as error:
+            raise RequestError(str(error)) from error
         call = _Call(prompt, group_id, sampling)
         self._queued += [_Sample(call, index, next(self._numbers)) for index in range(n)]
         self._flush()
@@ -146,7 +149,7 @@ class Engine:
             if sample.call.is_over:  # the caller has left
                 continue
             if isinstance(result, EngineError):
-                sample.call.results.put_nowait(result)
+                sample.call.results.put_nowait(_of_request(result))
             else:
                 sample.done.append((sample.version, result))
                 self._go_on_or_end(sample, result.finish_reason)
@@ -158,7 +161,7 @@ class Engine:
         call, mode = sample.call, sample.interruption
         if reason is FinishReason.ABORT:
             if mode is None:
-                error = EngineError(f"{self._sampler.name} aborted a request of group {call.group_id} by itself.")
+                error = RequestError(f"{self._sampler.name} aborted a request of group {call.group_id} by itself.")
                 call.results.put_nowait(error)
                 return
             if sample.num_tokens == call.sampling.max_new_tokens:
@@ -336,6 +339,13 @@ class Engine:
             raise EngineError(self._death)
         if self._lifecycle.phase in {Phase.NEW, Phase.CLOSED}:
             raise EngineError(f"the {self._sampler.name} engine is {self._lifecycle.phase.value}.")
+
+
+def _of_request(error: EngineError) -> RequestError:
+    """An outcome comes from a sampler that lives: its death is reported by `die`."""
+    failed = RequestError(str(error))
+    failed.__cause__ = error
+    return failed
 
 
 class _UpdateSession:

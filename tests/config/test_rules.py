@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "stream.window": ([0], [None]),
     "stream.oversample": ([0.99, 0.0], [1.0, 3.0]),
     "stream.max_failed_fraction": ([-0.1, 1.1], [0.0, 1.0]),
+    "stream.reward_timeout_s": ([0.0, -1.0], [0.1]),
     "stream.stall_timeout_s": ([0.0], [0.1]),
     "evaluation.every": ([-1], [0]),
     "checkpoint.every": ([-1], [0]),

@@ -159,6 +159,7 @@ def run_of(
         max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=0.1,
+        reward_timeout_s=300.0,
         stall_timeout_s=60.0,
     )
     task = EvenTokens()

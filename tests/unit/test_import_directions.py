@@ -36,7 +36,7 @@ CONFIG_DOOR = {
     "rl.config.build",
 }
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
-BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.progress"} | CONFIG_DOOR
+BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.grading", "rl.progress"} | CONFIG_DOOR
 
 PARTS = {
     "algorithms": set(),
@@ -69,9 +69,10 @@ MODULES = {
     },
     "rl.sentinels": {"rl.config.schema", "rl.config.sentinels"},
     "rl.faults": set(),
+    "rl.grading": {"rl.types", "rl.protocols"},
     "rl.progress": set(),
     "rl.resident": set(),
-    "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema"},
+    "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema", "rl.grading"},
     "rl.canary": {"rl.types", "rl.protocols", "rl.config.schema"},
     "rl.digests": {"rl.types"},
     "rl.loop": {

@@ -227,6 +227,7 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
         max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=0.1,
+        reward_timeout_s=300.0,
         stall_timeout_s=10_000.0,
     )
     return Run(

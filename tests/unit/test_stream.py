@@ -13,7 +13,8 @@ import pytest
 from rl.algorithms.grpo import GRPO
 from rl.config.algorithms import GRPOConfig
 from rl.config.schema import ColocatedConfig, FullyAsyncConfig, PlacementConfig, RunConfig, StreamConfig
-from rl.protocols import EngineError
+from rl.grading import REQUEST_RETRIES
+from rl.protocols import EngineError, EngineUnfit, RequestError
 from rl.stream import GroupStream, StreamConfigValues, StreamError
 from rl.types import FinishReason, Prompt, Reward, RewardError, Rollout, RolloutGroup, Sampling
 from scripts.simulated_time import simulate
@@ -116,6 +117,7 @@ def stream_of(
     task: SimulatedTask | None = None,
     drop_fraction: float = 0.0,
     max_failed_fraction: float = 0.1,
+    reward_timeout_s: float = 300.0,
 ) -> GroupStream:
     values = StreamConfigValues(
         seed=0,
@@ -127,6 +129,7 @@ def stream_of(
         max_surplus=config.max_surplus,
         window=config.window,
         max_failed_fraction=max_failed_fraction,
+        reward_timeout_s=reward_timeout_s,
         stall_timeout_s=10_000.0,
     )
     return GroupStream(values, task=task or SimulatedTask(), engine=engine, algorithm=Dropping(drop_fraction))
@@ -306,8 +309,12 @@ def test_the_surplus_is_recalled_as_the_batch_before_a_publish_is_taken_and_star
             assert engine.requests == list(range(24))
             await stream.next_batch()
             assert engine.num_running == 0  # the engine may sleep now
-            expected = {"rollout/groups_started": 24.0, "rollout/groups_trained": 8.0, "rollout/surplus_groups": 16.0}
-            assert stream.metrics() == expected
+            assert stream.metrics() == {
+                "rollout/groups_started": 24.0,
+                "rollout/groups_trained": 8.0,
+                "rollout/retried_groups": 0.0,
+                "rollout/surplus_groups": 16.0,
+            }
             assert stream.state() == {"next_index": 24, "in_flight": list(range(8, 24)), "trained": 8, "dropped": {}}
             stream.release()
             await asyncio.sleep(0)
@@ -505,6 +512,126 @@ def test_more_failed_grades_than_allowed_end_the_run():
         max_failed_fraction=0.5,
     )
     simulate(train(tolerant, engine, steps=10))
+
+
+def hanging_on(is_hanging: Callable[[int], bool]) -> SimulatedTask:
+    async def grade(group_id: int) -> None:
+        if is_hanging(group_id):
+            await asyncio.Event().wait()
+
+    return SimulatedTask(grade)
+
+
+def test_a_grade_that_hangs_delays_its_own_group_is_dropped_after_its_time_and_counted():
+    """By hand: of 0 to 7 only 3 hangs. 8 replaces it at second 60, 1 second later the batch is there."""
+    engine = SimulatedEngine(lambda group_id: 1.0)
+    stream = stream_of(
+        run_config(ColocatedConfig()), engine, task=hanging_on(lambda group_id: group_id == 3), reward_timeout_s=59.0
+    )
+
+    async def main() -> list[int]:
+        async with stream:
+            groups = await stream.next_batch()
+            assert asyncio.get_running_loop().time() == pytest.approx(61.0)
+            assert stream.metrics()["rollout/dropped/reward_timeout"] == 1.0  # the numbers add up, it asserts
+            assert stream.state() == {"next_index": 9, "in_flight": [], "trained": 8, "dropped": {"reward_timeout": 1}}
+            return [group.group_id for group in groups]
+
+    assert simulate(main()) == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+def test_groups_behind_one_whose_grade_hangs_are_trained_on_meanwhile():
+    """Fully async, with room in the window: the hanging group holds up no batch before its own time is over."""
+    config = run_config(FullyAsyncConfig(max_staleness=3.0), window=3 * P)
+    engine = SimulatedEngine(lambda group_id: 1.0)
+    stream = stream_of(config, engine, task=hanging_on(lambda group_id: group_id == 3), reward_timeout_s=100.0)
+
+    async def main() -> None:
+        async with stream:
+            for _ in range(2):
+                await stream.next_batch()
+                stream.release()
+            assert asyncio.get_running_loop().time() < 5.0
+
+    simulate(main())
+
+
+def test_a_run_whose_every_grade_hangs_ends_with_a_headline():
+    engine = SimulatedEngine(exponential)
+    stream = stream_of(run_config(ColocatedConfig()), engine, task=hanging_on(lambda _: True), reward_timeout_s=60.0)
+    words = r"9 of the last \d+ groups failed \(reward_timeout 9\).*not wrong answers.*stream\.reward_timeout_s"
+    with pytest.raises(StreamError, match=words):
+        simulate(train(stream, engine, steps=1))
+
+
+class RefusingEngine(SimulatedEngine):
+    """Fails as often as is said for a group, after one of its samples. It lives on."""
+
+    def __init__(self, delay: Callable[[int], float], failures: Callable[[int], int]) -> None:
+        super().__init__(delay)
+        self._failures = failures
+        self.asked: Counter[int] = Counter()
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        self.asked[group_id] += 1
+        async for sample in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+            yield sample
+            if self.asked[group_id] <= self._failures(group_id):
+                raise RequestError("the engine refused a request")
+
+
+def test_a_group_that_a_living_engine_fails_on_is_asked_for_again_and_trained_on():
+    engine = RefusingEngine(exponential, lambda group_id: REQUEST_RETRIES if group_id == 5 else 0)
+    stream = stream_of(run_config(ColocatedConfig()), engine)
+
+    async def main() -> list[RolloutGroup]:
+        async with stream:
+            return await stream.next_batch()
+
+    groups = simulate(main())
+    assert [group.group_id for group in groups] == list(range(P))
+    assert [rollout.index for rollout in groups[5].rollouts] == list(range(G))
+    assert engine.asked[5] == 1 + REQUEST_RETRIES == engine.asked.total() - (P - 1)
+    assert stream.accounting.dropped == {} and stream.metrics()["rollout/retried_groups"] == REQUEST_RETRIES == 2
+
+
+def test_a_group_that_a_living_engine_keeps_failing_on_is_dropped_and_counted_through_a_resume():
+    failures = {4: 3, 21: 3}
+    engine = RefusingEngine(exponential, lambda group_id: failures.get(group_id, 0))
+    stream = stream_of(run_config(ColocatedConfig()), engine)
+    batches, _ = simulate(train(stream, engine, steps=2))
+    assert [i for batch in batches for i in batch] == [i for i in range(2 * P + 1) if i != 4]
+    assert stream.accounting.dropped == {"engine_error": 1}
+    resumed = stream_of(run_config(ColocatedConfig()), engine)
+    resumed.restore(stream.state())
+    rest, _ = simulate(train(resumed, engine, steps=1))
+    assert [i for batch in rest for i in batch] == [17, 18, 19, 20, 22, 23, 24, 25]
+    assert resumed.accounting.dropped == {"engine_error": 2}
+    assert resumed.accounting.started == 3 * P + 2 + resumed.num_in_flight
+
+
+def test_an_engine_that_fails_on_every_request_ends_the_run_with_a_headline():
+    engine = RefusingEngine(exponential, lambda _: 100)
+    words = r"9 of the last 9 groups failed \(engine_error 9\).*not wrong answers.*the engine refused a request"
+    with pytest.raises(StreamError, match=words):
+        simulate(train(stream_of(run_config(ColocatedConfig()), engine), engine, steps=1))
+
+
+@pytest.mark.parametrize("error", [EngineError, EngineUnfit])
+def test_an_engine_that_died_or_is_unfit_is_not_asked_again(error):
+    class Dead(RefusingEngine):
+        async def generate(
+            self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling
+        ) -> AsyncIterator[Rollout]:
+            async for sample in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+                if group_id == 5:
+                    raise error("it is over")
+                yield sample
+
+    engine = Dead(exponential, lambda _: 0)
+    with pytest.raises(error, match="it is over"):
+        simulate(train(stream_of(run_config(ColocatedConfig()), engine), engine, steps=1))
+    assert engine.asked[5] == 1
 
 
 def test_a_stall_names_the_groups_that_are_waited_for():

@@ -79,8 +79,15 @@ def eval_set(num: int = 10, *, samples: int = 4, name: str = "set", grader: Any 
     return EvalSet(name, prompts, samples, sampling, grader or answers_are_right_from_sample_one)
 
 
-def evaluate(engine: ScriptedEngine, *sets: EvalSet, at_once: int = 100, **options: Any) -> list[EvalResult]:
-    evaluator = TaskEvaluator(Sets(*sets), max_concurrent_samples=at_once, **options)  # type: ignore[arg-type]
+def evaluate(
+    engine: ScriptedEngine, *sets: EvalSet, at_once: int = 100, limit_s: float = 300.0, **options: Any
+) -> list[EvalResult]:
+    evaluator = TaskEvaluator(
+        Sets(*sets),  # type: ignore[arg-type]
+        max_concurrent_samples=at_once,
+        reward_timeout_s=limit_s,
+        **options,
+    )
     return asyncio.run(evaluator.evaluate(engine, step=7))  # type: ignore[arg-type]
 
 
@@ -119,6 +126,18 @@ def test_a_grader_that_fails_on_everything_is_an_error():
 
     with pytest.raises(RewardError, match=r"evaluation set: the grader failed on all 10 problems; no verdict"):
         evaluate(ScriptedEngine(), eval_set(10, grader=grader))
+
+
+def test_a_grader_that_hangs_is_no_wrong_answer_and_one_that_hangs_on_everything_is_an_error():
+    async def grader(prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
+        if prompt.prompt_id in ("set:0", "set:1"):
+            await asyncio.Event().wait()
+        return await answers_are_right_from_sample_one(prompt, rollouts)
+
+    (result,) = evaluate(ScriptedEngine(), eval_set(10, samples=4, grader=grader), limit_s=0.2)
+    assert (result.value, result.num_problems, result.num_errors) == (0.75, 8, 8)
+    with pytest.raises(RewardError, match=r"the grader failed on all 2 problems; .*took over 0\.2 s.*reward_timeout_s"):
+        evaluate(ScriptedEngine(), eval_set(2, grader=grader), limit_s=0.2)
 
 
 def test_an_engine_that_fails_ends_the_evaluation_and_leaves_nothing_running():

@@ -46,7 +46,11 @@ async def evaluated(folder: Path, *, max_num_seqs: int, sampling: Sampling, samp
     await engine.start()
     try:
         await publish(engine, AutoModelForCausalLM.from_pretrained(folder), 0)
-        evaluator = TaskEvaluator(Rows(sampling, samples), max_concurrent_samples=2 * max_num_seqs)  # type: ignore[arg-type]
+        evaluator = TaskEvaluator(
+            Rows(sampling, samples),  # type: ignore[arg-type]
+            max_concurrent_samples=2 * max_num_seqs,
+            reward_timeout_s=300.0,
+        )
         return await evaluator.evaluate(engine, step=0)
     finally:
         await engine.close()

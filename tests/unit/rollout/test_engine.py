@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl.protocols import EngineCapabilities, EngineError, EngineUnfit, PauseMode, UpdateManifest
+from rl.protocols import EngineCapabilities, EngineError, EngineUnfit, PauseMode, RequestError, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.sampler import Outcome, Part, Sampled
 from rl.types import FinishReason, Prompt, Rollout, Sampling
@@ -283,8 +283,21 @@ async def test_an_abort_that_nobody_asked_for_is_an_error_and_never_a_short_answ
     engine, sampler = await started()
     generation = await begun(sample(engine))
     sampler.end(sampler.parts[0], "ab", FinishReason.ABORT)
-    with pytest.raises(EngineError, match="scripted aborted a request of group 7 by itself"):
+    with pytest.raises(RequestError, match="scripted aborted a request of group 7 by itself"):
         await generation
+
+
+async def test_what_befalls_one_request_of_a_living_engine_is_told_from_its_death():
+    engine, sampler = await started()
+    generation = await begun(sample(engine))
+    sampler.deliver([(sampler.parts[0], EngineError("no log-prob"))])
+    with pytest.raises(RequestError, match="no log-prob"):
+        await generation
+    others = await begun(sample(engine))
+    sampler.die("process 7 was ended by signal 9 (SIGKILL)")
+    with pytest.raises(EngineError, match="signal 9") as death:
+        await others
+    assert not isinstance(death.value, RequestError)
 
 
 async def test_an_engine_paused_with_requests_kept_may_sleep_and_be_updated():
