@@ -26,7 +26,7 @@ from rl.protocols import Placement, RolloutEngine, Task, Trainer
 from rl.run_folder import BYTES_PER_PARAM, Checkpoint, Checkpoints
 from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
-from rl.tasks.base import sampling_of
+from rl.tasks.base import ProblemTask, sampling_of
 from rl.throughput import Devices
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
@@ -65,6 +65,8 @@ def prepare_policy(config: RunConfig, run_folder: Path) -> Policy:
         chat_template=config.model.chat_template,
     )
     task = build(config.task, renderer=renderer, seed=config.seed)
+    if isinstance(task, ProblemTask):
+        task.start_grading()
     model.warm_start(folder, task, seed=config.seed)
     return Policy(folder, task)
 

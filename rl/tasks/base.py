@@ -14,7 +14,8 @@ from rl.protocols import PromptRenderer
 from rl.tasks.controls import shuffled
 from rl.tasks.leaks import find_leaks, leak_words
 from rl.tasks.order import named_seed, row_at
-from rl.types import EvalSet, Grader, IntArray, Prompt, Reward, RewardError, Rollout, Sampling
+from rl.tasks.scoring import ScoringProcesses
+from rl.types import EvalSet, Grader, IntArray, Prompt, Reward, Rollout, Sampling
 
 CHUNK = 1000
 """Prompts rendered between two updates of the progress line."""
@@ -91,6 +92,7 @@ class ProblemTask:
             for name, problems in held_out.items()
             if (prompts := self.rendered(_distinct(problems), f"{name} (held-out)"))
         }
+        self._scoring = ScoringProcesses(self)
         self.leaks = find_leaks(
             _distinct(training), (one for problems in held_out.values() for one in _distinct(problems))
         )
@@ -109,7 +111,11 @@ class ProblemTask:
         return None
 
     def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
-        """The grade of one answer. Pure and fast: it runs in the event loop."""
+        """The grade of one answer, of `prompt` and `rollout` alone. Whatever it raises is an error of the grader.
+
+        It runs in another process, in a copy of the task without prompts (`training`, `held_out`) and renderer, so that
+        one that hangs or crashes takes nothing with it but its group, `stream.reward_timeout_s` after its answers came.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines neither `score` nor `grade_truly`")
 
     def rendered(self, problems: Sequence[Problem], kind: str) -> list[Prompt]:
@@ -160,11 +166,24 @@ class ProblemTask:
         return await self._grade_training(prompt, rollouts)
 
     async def grade_truly(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
-        """The grader of evaluation, free of any training-only control."""
-        try:
-            return [self.score(prompt, rollout) for rollout in rollouts]
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise RewardError(f"the grader of {prompt.prompt_id} failed: {error!r}") from error
+        """The grader of evaluation, free of any training-only control.
+
+        One that overrides it runs in the event loop: what takes long there must be awaited.
+        """
+        return await self._scoring.score(prompt, rollouts)
+
+    def start_grading(self) -> None:
+        """Starts the process that `score` runs in, which the first grade would do otherwise, without waiting for it.
+
+        Raises ConfigError if the task cannot be sent there. Does nothing for a task that grades otherwise.
+        """
+        if type(self).grade_truly is ProblemTask.grade_truly:
+            self._scoring.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `score` may use."""
+        left_out = {"training", "held_out", "leaks", "_renderer", "_grade_training", "_scoring"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def eval_sets(self) -> list[EvalSet]:
         config = self.config.eval_sampling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import dataclasses
 import difflib
 import importlib.util
@@ -42,6 +41,7 @@ class ReasoningGym(ProblemTask):
 
     def __init__(self, config: ReasoningGymConfig, *, renderer: PromptRenderer, seed: int) -> None:
         self.check(config)
+        self.config: ReasoningGymConfig = config
         self.name = config.generator
         held_out, self._scorer = _generated(config, size=config.eval_size, seed=config.eval_seed)
         training, _ = _generated(config, size=config.train_size, seed=config.train_seed)
@@ -83,10 +83,6 @@ class ReasoningGym(ProblemTask):
             raise ConfigError(f"task.train_seed and task.eval_seed are both {config.eval_seed}: they must differ.")
         _settings(config, size=1, seed=config.train_seed)
 
-    async def grade_truly(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
-        """In a thread: some scorers search."""
-        return await asyncio.to_thread(lambda: [self.score(prompt, rollout) for rollout in rollouts])
-
     def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
         found = _ANSWER.findall(rollout.text)
         if not found:
@@ -97,6 +93,14 @@ class ReasoningGym(ProblemTask):
         except Exception as error:
             raise RewardError(f"the scorer of {self.name} failed on {answer[:100]!r}: {error!r}") from error
         return Reward(value, correct=value >= 1.0, answer=answer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Generators hold what cannot be pickled; the scorer is made anew where it is needed."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_scorer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _, self._scorer = _generated(self.config, size=0, seed=self.config.eval_seed)
 
     def _problems(self, entries: list[Entry], part: str) -> list[Problem]:
         problems = []

@@ -11,6 +11,7 @@ from rl.tasks.arithmetic import Arithmetic
 from rl.tasks.controls import shuffled
 from rl.types import Prompt, Reward, RewardError, Rollout
 from tests.made_answers import answer
+from tests.made_scores import Moody
 
 
 def task_of(renderer, *, seed=0, eval_limit=None, samples=1, task_class=Arithmetic, **values) -> Arithmetic:
@@ -83,10 +84,6 @@ def test_an_evaluation_set_has_its_own_sampling_and_the_first_problems(renderer)
 
 
 def test_a_grader_that_breaks_is_an_error_and_no_wrong_answer(renderer):
-    class Broken(Arithmetic):
-        def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
-            raise ZeroDivisionError("oops")
-
-    task = task_of(renderer, task_class=Broken)
+    task = task_of(renderer, task_class=Moody)
     with pytest.raises(RewardError, match=r"the grader of arithmetic:\d\+\d failed: ZeroDivisionError\('oops'\)"):
-        asyncio.run(task.grade(task.training[0], [answer("1")]))
+        asyncio.run(task.grade(task.training[0], [answer("fail")]))
