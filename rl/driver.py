@@ -13,8 +13,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl import exit_codes
 from rl.config.build import build
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from rl.loop import Run
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STEP_GRACE_S = 5.0
 """How long a step may still take once the stream has failed, and to let go once it is cancelled."""
@@ -97,13 +100,41 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
         },
     )
     facts = run_facts(run_folder, config=mask_secrets(plain), provenance=provenance)
-    return asyncio.run(
+    return _run(
         _fit(
             lambda: assemble(config, run_folder, policy=policy, checkpoint=checkpoint, facts=facts, machines=machines),
             config,
             run_folder,
         )
     )
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` whose end waits for no thread: a reward may hang in one."""
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_default_executor(_DaemonThreads())
+        return runner.run(main)
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """What `asyncio.to_thread` runs in: one thread for each call, so that those that hang leave others, and neither the
+    end of the event loop nor that of the interpreter waits for them."""
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="to_thread", daemon=True).start()
+        return future
 
 
 async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path) -> int:
@@ -192,7 +223,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
         finally:
             await placement.close()
 
-    results = asyncio.run(evaluate())
+    results = _run(evaluate())
     rows = [{"step": step, **row} for row in evaluation_rows(results)]
     (run_folder / "eval_metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print_evaluation(results)
