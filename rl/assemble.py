@@ -31,7 +31,7 @@ from rl.throughput import Devices
 from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Sampling
-from rl.weights.transport import Collective, Disk, Handed, HostBytes, Shared, Transport
+from rl.weights.transport import Collective, Disk, Handed, HostBytes, Overlapped, Shared, Transport
 
 if TYPE_CHECKING:
     from rl.placement.ray_nodes import Machine
@@ -126,6 +126,8 @@ def build_transport(config: RunConfig, run_folder: Path) -> Transport:
             return Disk(run_folder.resolve() / "weights")
         case WeightTransport.bytes:
             return HostBytes()
+        case WeightTransport.overlapped:
+            return Overlapped()
         case _:
             return Handed() if is_handed_over(config) else Shared()
 

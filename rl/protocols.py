@@ -370,7 +370,29 @@ class LossOutput:
     """Metric -> sum over sequences with loss tokens; divided by their number likewise."""
 
 
-class Trainer(Protocol):
+class WeightSource(Protocol):
+    """Where published weights come from."""
+
+    async def manifest(self, version: int) -> UpdateManifest: ...
+
+    def buckets(self) -> AsyncIterator[Bucket]:
+        """Full weights in Hugging Face names, in manifest order. Collective over ranks; the driver gets them once."""
+        ...
+
+    async def outlet(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the `rl.weights.outlet.WeightOutlet` that is beside each rank's weights."""
+        ...
+
+    def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
+        """As `buckets`, but each goes by a method of the ranks' outlets, and the driver gets only where it is."""
+        ...
+
+    async def copy_posted(self) -> Any:
+        """The bucket that was posted last, where engines can take it from at any time (`rl.rollout.replicas`)."""
+        ...
+
+
+class Trainer(WeightSource, Protocol):
     """Owns the policy's master weights, its optimizer and schedule. The driver's handle on one or many ranks."""
 
     num_ranks: int
@@ -389,24 +411,6 @@ class Trainer(Protocol):
 
     async def reference_logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
         """Likewise of the reference policy, which the algorithm must use."""
-        ...
-
-    async def manifest(self, version: int) -> UpdateManifest: ...
-
-    def buckets(self) -> AsyncIterator[Bucket]:
-        """Full weights in Hugging Face names, in manifest order. Collective over ranks; the driver gets them once."""
-        ...
-
-    async def outlet(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the `rl.weights.outlet.WeightOutlet` that is beside each rank's weights."""
-        ...
-
-    def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[RemoteBucket]:
-        """As `buckets`, but each goes by a method of the ranks' outlets, and the driver gets only where it is."""
-        ...
-
-    async def copy_posted(self) -> Any:
-        """The bucket that was posted last, where engines can take it from at any time (`rl.rollout.replicas`)."""
         ...
 
     async def weights_digest(self) -> str:
@@ -490,6 +494,10 @@ class Placement(Protocol):
 
     def training(self) -> AbstractAsyncContextManager[Residency]:
         """Inside, the trainer is resident. Colocated: the engine sleeps. Fully async: nothing waits."""
+        ...
+
+    async def failure(self) -> BaseException:
+        """Waits for an error of what goes on while nobody waits for it, such as an overlapped publish."""
         ...
 
     async def close(self) -> None: ...

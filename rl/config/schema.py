@@ -91,6 +91,10 @@ class WeightTransport(Enum):
     """Through the host's memory and this process."""
     disk = "disk"
     """Through files in the run folder, which every machine of the run must see."""
+    overlapped = "overlapped"
+    """Rank 0 copies them to the host's memory, and the engines take them from there while the trainer goes on, as soon
+    as `placement.in_flight` lets them: so a long answer that a publish lets finish holds up no training. One machine,
+    fully async."""
 
 
 class CanaryAction(Enum):

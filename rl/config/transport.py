@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl.config.replicas import engine_has_own_process, replicas_of
-from rl.config.schema import ConfigError, RunConfig, WeightTransport
+from rl.config.schema import ConfigError, FullyAsyncConfig, RunConfig, WeightTransport
 
 
 def weight_transport(config: RunConfig) -> WeightTransport:
@@ -43,6 +43,14 @@ def check_weight_transport(config: RunConfig) -> None:
             "placement.weight_transport=ipc needs a trainer rank on every device that an engine has. Use "
             "placement=colocated, or placement.share_devices=true, with placement.trainer_ranks of at least "
             "backend.rollout.replicas x tensor_parallel, or placement.weight_transport=auto."
+        )
+    if chosen is WeightTransport.overlapped and not (
+        isinstance(config.placement, FullyAsyncConfig) and config.hardware.nodes == 1
+    ):
+        raise ConfigError(
+            "placement.weight_transport=overlapped needs placement=fully_async on one machine (hardware.nodes=1): the "
+            "engines take the weights out of the host's memory while the trainer goes on. Use "
+            "placement.weight_transport=auto."
         )
     if chosen is WeightTransport.collective and not config.has_engine_devices and config.hardware.device != "cpu":
         raise ConfigError(

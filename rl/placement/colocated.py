@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -49,6 +50,10 @@ class Colocated:
         assert residency.has_published, "a colocated engine drops its weights asleep and needs them again"
         await self._trainer.offload()
         await self._engine.wake()
+
+    async def failure(self) -> BaseException:
+        """Nothing goes on behind a caller."""
+        return await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         try:

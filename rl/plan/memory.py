@@ -346,12 +346,19 @@ def _on_the_host(run: RunSizes) -> Phase:
     return Phase("train", "the host: trainer and engine at once", [*trainer, *engine, cache, base])
 
 
-def host_bytes(run: RunSizes) -> float:
-    """What the trainers of one node keep in the host's memory while the engines have the GPUs."""
+def host_bytes(run: RunSizes) -> tuple[float, str]:
+    """What is kept in the host's memory of one node besides processes, and what it is."""
+    if run.transport is WeightTransport.overlapped:
+        assert run.shape.num_params is not None
+        return (
+            run.trainer.compute_bytes * run.shape.num_params,
+            "the weights that engines take while the trainer goes on",
+        )
     if run.device.is_cpu or run.sharing is not Sharing.turns:
-        return 0.0
+        return 0.0, ""
     moved = [*_state_lines(run.shape, run.trainer, with_gradients=False), *_reference_lines(run)]
-    return sum(line.num_bytes for line in moved) * min(run.trainer.ranks, run.device.gpus_per_node)
+    held = sum(line.num_bytes for line in moved) * min(run.trainer.ranks, run.device.gpus_per_node)
+    return held, "what the trainer moves out while engines have the GPUs"
 
 
 def count(number: float) -> str:

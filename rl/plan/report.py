@@ -130,6 +130,7 @@ def _transport_line(config: RunConfig) -> str:
         WeightTransport.collective: "collective: broadcast to all engine workers by "
         + ("gloo" if config.hardware.device == "cpu" else "NCCL or RCCL"),
         WeightTransport.bytes: "bytes: through the host's memory and this process",
+        WeightTransport.overlapped: "overlapped: from a copy in the host's memory, while the trainer goes on",
         WeightTransport.disk: "disk: through files in the run folder",
     }
     return f"weights go to the engines by {how[transport]}"
@@ -150,11 +151,9 @@ def _memory(config: RunConfig, found: Forecast | None) -> list[str]:
         shown.append(phase)
         lines += [f"  {_size(line.num_bytes):>9}  {line.what}: {line.how}" for line in phase.lines]
     lines += _cache_lines(config, found)
-    host = host_bytes(found.sizes)
+    host, what = host_bytes(found.sizes)
     if host:
-        lines.append(
-            f"host of one node: {host / GIB:,.0f} GiB of what the trainer moves out while engines have the GPUs"
-        )
+        lines.append(f"host of one node: {_size(host)} of {what}")
     lines.append(_fullest(config, found))
     return lines
 

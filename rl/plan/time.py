@@ -42,12 +42,16 @@ HALF_WITHIN, ALL_WITHIN = 1.2, 2.7
 PUBLISH_GB_S = {
     ("vllm", WeightTransport.ipc): 12.0,
     ("sglang", WeightTransport.ipc): 12.5,
-    ("vllm", WeightTransport.bytes): 0.25,
+    ("vllm", WeightTransport.bytes): 3.3,
     ("sglang", WeightTransport.bytes): 1.5,
 }
 """Measured on one H200, one trainer rank, see experiments/measurements/rollout_engines.md; assumed for several ranks,
 which gather each bucket first."""
-OTHER_PUBLISH_GB_S = {WeightTransport.collective: 12.0, WeightTransport.disk: 0.25}
+OTHER_PUBLISH_GB_S = {
+    WeightTransport.collective: 12.0,
+    WeightTransport.disk: 0.25,
+    WeightTransport.overlapped: 4.0,  # the copy to the host, which the trainer waits for; assumed
+}
 """Assumed: not measured on GPUs."""
 
 

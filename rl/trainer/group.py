@@ -34,7 +34,7 @@ from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 from rl.weights.collective import serve_store
 from rl.weights.digest import join_digests
 from rl.weights.outlet import OF_EVERY_RANK, WeightOutlet
-from rl.weights.packed import pack
+from rl.weights.packed import held_by_ray
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
@@ -196,7 +196,7 @@ class _RankHost:
             self._posted = bucket or []
             return None if bucket is None else self._ask_outlet(by, bucket, *rest)
         if method == "copy_posted":
-            return _held_by_ray(pack(self._posted)) if self._is_first else None
+            return held_by_ray(self._posted) if self._is_first else None
         if method == "outlet":
             return self._ask_outlet(*arguments)
         return getattr(self._built, method)(*arguments)
@@ -381,12 +381,6 @@ async def _result_of(reference: Any) -> Any:
     return await reference
 
 
-def _held_by_ray(value: Any) -> Any:
-    import ray
-
-    return ray.put(value)
-
-
 def _merged(answers: list[Any]) -> Any:
     """Rank 0's answer, with the handles of all ranks. Raises the first error among them."""
     for answer in answers:
@@ -394,7 +388,8 @@ def _merged(answers: list[Any]) -> Any:
             raise answer
     first = answers[0]
     if isinstance(first, SharedBucket):
-        return replace(first, handles={key: handle for answer in answers for key, handle in answer.handles.items()})
+        handles = {key: handle for answer in answers if answer is not None for key, handle in answer.handles.items()}
+        return replace(first, handles=handles)
     return first
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rl.config.schema import ALLOCATOR_VARIABLES
 from rl.protocols import Bucket, EngineError, MemoryHandle, SharedBucket
-from rl.weights.flat import copy_into, flat_places, specs_of, views
+from rl.weights.flat import ALIGNMENT, copy_into, flat_places, specs_of, views
 
 HOST = torch.device("cpu")
 
@@ -41,13 +41,33 @@ class SharedBuffer:
 class _MemoryFile:
     """Its path is gone when this object is, and with it the file when the last who opened it is done."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         self._descriptor = os.memfd_create("rl-weights")
-        os.truncate(self._descriptor, size)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def grown_to(self, size: int) -> torch.Tensor:
+        """The whole file, uint8."""
+        os.truncate(self._descriptor, size)
+        return torch.from_file(self.path, shared=True, size=size, dtype=torch.uint8)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
+
+
+class KeptBuckets:
+    """Copies of buckets in the host's memory, for processes of this machine to open while this object lives."""
+
+    def __init__(self) -> None:
+        self._file = _MemoryFile()
+        self._size = 0
+
+    def add(self, bucket: Bucket) -> SharedBucket:
+        _, size = flat_places([tensor.nbytes for _, tensor in bucket])
+        start = -(-self._size // ALIGNMENT) * ALIGNMENT
+        self._size = start + size
+        copy_into(self._file.grown_to(self._size)[start:], bucket)
+        handle = MemoryHandle(self._file.path, size, start)
+        return SharedBucket({device_key(HOST): handle}, specs_of(bucket), sum(tensor.nbytes for _, tensor in bucket))
 
 
 def share_bucket(bucket: Bucket, device: torch.device) -> SharedBuffer:
@@ -55,8 +75,8 @@ def share_bucket(bucket: Bucket, device: torch.device) -> SharedBuffer:
     _, size = flat_places([tensor.nbytes for _, tensor in bucket])
     file = None
     if device.type == "cpu":
-        file = _MemoryFile(size)
-        memory = torch.from_file(file.path, shared=True, size=size, dtype=torch.uint8)
+        file = _MemoryFile()
+        memory = file.grown_to(size)
         copy_into(memory, bucket)
         handle = MemoryHandle(file.path, size)
     else:
@@ -102,7 +122,8 @@ def _gpu_handle(memory: torch.Tensor) -> MemoryHandle:
 def _opened(handle: MemoryHandle, device: torch.device) -> torch.Tensor:
     """uint8"""
     if device.type == "cpu":
-        return torch.from_file(handle.memory, shared=True, size=handle.num_bytes, dtype=torch.uint8)
+        end = handle.offset + handle.num_bytes
+        return torch.from_file(handle.memory, shared=True, size=end, dtype=torch.uint8)[handle.offset :]
     torch.cuda.init()  # a process that has not touched its device yet cannot open a handle
     storage = torch.UntypedStorage._new_shared_cuda(
         torch.cuda.current_device() if device.index is None else device.index,

@@ -11,7 +11,7 @@ from rl.protocols import BroadcastBucket, Bucket, Meeting, SharedBucket, StoredB
 from rl.weights.collective import WeightGroup, join_as_host, open_meeting
 from rl.weights.disk import write_bucket
 from rl.weights.flat import flattened, specs_of
-from rl.weights.ipc import SharedBuffer, share_bucket
+from rl.weights.ipc import KeptBuckets, SharedBuffer, share_bucket
 
 OF_EVERY_RANK = frozenset({"share", "finish", "drop"})
 """Methods that every rank's outlet does; the others are rank 0's alone."""
@@ -33,6 +33,7 @@ class WeightOutlet:
         self._buffer: torch.Tensor | None = None
         self._file: Path | None = None
         self._shared: SharedBuffer | None = None
+        self._kept: KeptBuckets | None = None
 
     def group(self) -> Meeting | None:
         """That its group was formed at."""
@@ -80,6 +81,16 @@ class WeightOutlet:
         self.finish()
         self._shared = share_bucket(bucket, self._device)
         return self._shared.bucket
+
+    def forget(self) -> None:
+        """What was kept of the weights before."""
+        self._kept = None
+
+    def keep(self, bucket: Bucket) -> SharedBucket:
+        """Copies it to the host, where it stays until `forget`, whatever becomes of the weights."""
+        if self._kept is None:
+            self._kept = KeptBuckets()
+        return self._kept.add(bucket)
 
     def finish(self) -> None:
         """Until the bucket that was posted last has gone. Raises `PartnerLost`."""

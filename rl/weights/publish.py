@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from rl.protocols import EngineError, RolloutEngine, Trainer
+from rl.protocols import EngineError, RolloutEngine, WeightSource
 from rl.types import PublishStats
 from rl.weights.transport import Handed, Transport
 
@@ -15,7 +15,7 @@ HANDED = Handed()
 
 
 async def publish_weights(
-    trainer: Trainer, engine: RolloutEngine, *, version: int, transport: Transport = HANDED
+    trainer: WeightSource, engine: RolloutEngine, *, version: int, transport: Transport = HANDED
 ) -> PublishStats:
     """Sends the trainer's weights and makes them `version`.
 
@@ -39,7 +39,7 @@ async def publish_weights(
     return PublishStats(version=version, num_bytes=num_bytes, seconds=time.monotonic() - started)
 
 
-async def _update(trainer: Trainer, engine: RolloutEngine, version: int, transport: Transport) -> int:
+async def _update(trainer: WeightSource, engine: RolloutEngine, version: int, transport: Transport) -> int:
     session = await engine.open_update(await trainer.manifest(version))
     try:
         num_bytes = await transport.move(trainer, session)

@@ -3,6 +3,7 @@
 in this process    trainer -> bucket -> engine                            Handed, HostBytes
 on a way of theirs  the ranks' outlets ~~~~~~~~~~~~> inlets of the workers   Collective, Shared, Disk
                        driver: post, then tell the engine what comes
+while they train    rank 0's copy on the host ~~~~~> inlets of the workers   Overlapped
 
 Imports no torch: a plan asks the placements, which publish through this.
 """
@@ -15,7 +16,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl.protocols import EngineError, Trainer, UpdateSession
+from rl.protocols import EngineError, Trainer, UpdateSession, WeightSource
+from rl.weights.kept import KeptWeights
 
 COLLECTIVE_TIMEOUT_S = 60.0
 """Forming a group and broadcasting a bucket take seconds; the first collective of NCCL may take some tens."""
@@ -25,7 +27,7 @@ class Transport(Protocol):
     num_attempts: int
     """At one publish, each with an update of its own."""
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         """Sends all of the trainer's buckets into an open update; how many bytes they are."""
         ...
 
@@ -35,7 +37,7 @@ class Handed:
 
     num_attempts = 1
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         total = 0
         async for bucket in trainer.buckets():
             await session.send(bucket)
@@ -48,7 +50,7 @@ class HostBytes:
 
     num_attempts = 1
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         total = 0
         async for bucket in trainer.buckets():
             await session.send([(name, tensor.cpu()) for name, tensor in bucket])
@@ -68,7 +70,7 @@ class Collective:
     def __init__(self, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         try:
             await self._meet(trainer, session)
             return await _post_all(trainer, session, "broadcast")
@@ -76,7 +78,7 @@ class Collective:
             await trainer.outlet("drop")
             raise
 
-    async def _meet(self, trainer: Trainer, session: UpdateSession) -> None:
+    async def _meet(self, trainer: WeightSource, session: UpdateSession) -> None:
         """Forms a group unless the trainer and exactly these workers are one already."""
         ids = await session.groups()
         held = await trainer.outlet("group")
@@ -91,12 +93,20 @@ class Shared:
 
     num_attempts = 1
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         try:
             return await _post_all(trainer, session, "share")
         except BaseException:
             await trainer.outlet("drop")
             raise
+
+
+class Overlapped(Shared):
+    """Out of the host's memory, where rank 0 has kept a copy: so the trainer need not wait until an engine has it."""
+
+    async def keep(self, trainer: Trainer, version: int) -> KeptWeights:
+        """What `move` takes in the trainer's place."""
+        return await KeptWeights.of(trainer, version)
 
 
 class Disk:
@@ -107,7 +117,7 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def move(self, trainer: Trainer, session: UpdateSession) -> int:
+    async def move(self, trainer: WeightSource, session: UpdateSession) -> int:
         from rl.weights.disk import remove_stale
 
         remove_stale(self._folder)
@@ -121,7 +131,7 @@ class Disk:
                 self._folder.rmdir()
 
 
-async def _post_all(trainer: Trainer, session: UpdateSession, method: str, *arguments: Any) -> int:
+async def _post_all(trainer: WeightSource, session: UpdateSession, method: str, *arguments: Any) -> int:
     total = 0
     async for bucket in trainer.post_buckets(method, *arguments):
         if session.keeps_copies:

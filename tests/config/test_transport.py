@@ -27,6 +27,7 @@ TWO = "backend.rollout.replicas=2"
         ([ASYNC, "placement.share_devices=true"], WeightTransport.ipc),
         (["placement.weight_transport=disk"], WeightTransport.disk),
         ([ASYNC, "placement.weight_transport=bytes"], WeightTransport.bytes),
+        ([ASYNC, "placement.weight_transport=overlapped"], WeightTransport.overlapped),
     ],
 )
 def test_engines_apart_get_broadcasts_and_those_on_the_trainers_devices_open_its_memory(
@@ -49,6 +50,8 @@ def test_an_engine_on_a_gpu_without_a_trainer_rank_gets_bytes():
     [
         ([*CPU, ASYNC, "placement.weight_transport=ipc"], "ipc needs a trainer rank on every device"),
         ([*GPUS, TWO, "placement.weight_transport=ipc"], "ipc needs a trainer rank on every device"),
+        ([*CPU, "placement.weight_transport=overlapped"], "overlapped needs placement=fully_async on one machine"),
+        ([*GPUS, ASYNC, "placement.weight_transport=overlapped", "hardware.nodes=2"], "overlapped needs"),
         ([*GPUS, "placement.weight_transport=collective"], "collective needs a GPU for each rank"),
     ],
 )

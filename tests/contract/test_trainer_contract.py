@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from rl.config.algorithms import GRPOConfig
 from rl.config.schema import ConfigError, Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
-from rl.protocols import EngineError, Trainer
+from rl.protocols import EngineError, Trainer, WeightSource
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
 from rl.weights.inlet import WeightInlet
+from rl.weights.kept import KeptWeights
 from tests.engine_use import logprobs_of
 from tests.made_groups import made_batch, made_group
 from tests.made_groups import packed as packed_batch
@@ -105,8 +106,21 @@ def packed(
     )
 
 
-async def weights(of: Trainer) -> dict[str, torch.Tensor]:
+async def weights(of: WeightSource) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() async for bucket in of.buckets() for name, tensor in bucket}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, indirect=True)
+async def test_kept_weights_are_those_of_their_moment_though_the_trainer_trains_on(trainer):
+    before = await weights(trainer)
+    kept = await KeptWeights.of(trainer, 3)
+    await trainer.step(batch(trainer.num_ranks, 0))
+    for name, tensor in (await weights(kept)).items():
+        assert torch.equal(tensor, before[name])
+    assert await kept.manifest(3) == await trainer.manifest(3)
+    assert kept.num_bytes == sum(tensor.nbytes for tensor in before.values())
+    later = await weights(await KeptWeights.of(trainer, 4))
+    assert any(not torch.equal(later[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, indirect=True)

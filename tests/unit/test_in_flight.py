@@ -21,7 +21,7 @@ from rl.config.sentinels import SentinelsConfig
 from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.fully_async import PAUSE_MODES, FullyAsync
-from rl.protocols import Bucket, EngineCapabilities, PauseMode, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, EngineError, PauseMode, SharedBucket, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.sampler import Outcome, Part, Sampled, part_seed
 from rl.sentinels import Sentinels
@@ -38,12 +38,13 @@ from rl.types import (
     Sampling,
     StepStats,
 )
-from rl.weights.transport import Handed
+from rl.weights.transport import Handed, Overlapped, Transport
 from scripts.simulated_time import simulate
 from tests.made_task import TrainingOnly
 
 P, G = 8, 2
 MODES = list(InFlight)
+HANDED, OVERLAPPED = Handed(), Overlapped()
 TRAIN_S, SEND_S = 3.0, 0.5
 LONGEST = 200
 EVAL = "eval/timed/greedy"
@@ -133,10 +134,13 @@ class TimedSampler:
 class TimedTrainer:
     num_ranks = 1
 
+    def __init__(self, train_s: float = TRAIN_S) -> None:
+        self._train_s = train_s
+
     async def start(self) -> None: ...
 
     async def step(self, batch: Any) -> StepStats:
-        await asyncio.sleep(TRAIN_S)
+        await asyncio.sleep(self._train_s)
         return StepStats(1)
 
     async def manifest(self, version: int) -> UpdateManifest:
@@ -144,6 +148,11 @@ class TimedTrainer:
 
     async def buckets(self) -> AsyncIterator[Bucket]:
         yield []
+
+    async def outlet(self, method: str, *arguments: Any) -> None: ...
+
+    async def post_buckets(self, method: str, *arguments: Any) -> AsyncIterator[SharedBucket]:
+        yield SharedBucket({}, (), 0)
 
     async def weights_digest(self) -> str:
         return ""
@@ -212,9 +221,16 @@ class NoCheckpoints:
     async def save(self, *, step: int, state: Mapping[str, Any], trainer: Any) -> None: ...
 
 
-def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
+def run_of(
+    config: RunConfig,
+    *,
+    steps: int,
+    evaluate_every: int = 0,
+    transport: Transport = HANDED,
+    train_s: float = TRAIN_S,
+) -> Run:
     engine: Any = Engine(TimedSampler())
-    trainer: Any = TimedTrainer()
+    trainer: Any = TimedTrainer(train_s)
     algorithm = config.algorithm
     assert isinstance(config.placement, FullyAsyncConfig) and isinstance(algorithm, GRPOConfig)
     values = StreamConfigValues(
@@ -233,7 +249,7 @@ def run_of(config: RunConfig, *, steps: int, evaluate_every: int = 0) -> Run:
     return Run(
         trainer=trainer,
         engine=engine,
-        placement=FullyAsync(config.placement, trainer=trainer, engine=engine, transport=Handed()),
+        placement=FullyAsync(config.placement, trainer=trainer, engine=engine, transport=transport),
         stream=GroupStream(values, task=EvenAndOdd(), engine=engine, algorithm=Dropping(algorithm)),
         evaluator=Evaluation(),
         canary=Canary(
@@ -270,11 +286,20 @@ def config_of(
     )
 
 
-def fitted(in_flight: InFlight, *, steps: int = 60, evaluate_every: int = 0, **settings: Any) -> tuple[Run, Any, float]:
+def fitted(
+    in_flight: InFlight,
+    *,
+    steps: int = 60,
+    evaluate_every: int = 0,
+    transport: Transport = HANDED,
+    train_s: float = TRAIN_S,
+    **settings: Any,
+) -> tuple[Run, Any, float]:
     """(run, its log, simulated seconds)."""
 
     async def main() -> tuple[Run, Any, float]:
-        run = run_of(config_of(in_flight, **settings), steps=steps, evaluate_every=evaluate_every)
+        config = config_of(in_flight, **settings)
+        run = run_of(config, steps=steps, evaluate_every=evaluate_every, transport=transport, train_s=train_s)
         await fit(run)
         seconds = asyncio.get_running_loop().time()
         await run.placement.close()
@@ -287,13 +312,16 @@ def responses(log: Any) -> list[Rollout]:
     return [rollout for group in log.groups for rollout in group.rollouts]
 
 
+@pytest.mark.parametrize("transport", [HANDED, OVERLAPPED])
 @pytest.mark.parametrize("in_flight", MODES)
 @pytest.mark.parametrize(
     ("max_staleness", "publish_every", "window"), [(1.0, 1, None), (3.0, 1, 2 * P), (0.5, 4, None), (0.0, 2, None)]
 )
-def test_nothing_is_lost_cut_or_doubled_and_the_bound_holds(in_flight, max_staleness, publish_every, window):
+def test_nothing_is_lost_cut_or_doubled_and_the_bound_holds(in_flight, max_staleness, publish_every, window, transport):
     """The loop asserts the bound of every batch, and the stream that the groups of every row add up."""
-    run, log, _ = fitted(in_flight, max_staleness=max_staleness, publish_every=publish_every, window=window)
+    run, log, _ = fitted(
+        in_flight, max_staleness=max_staleness, publish_every=publish_every, window=window, transport=transport
+    )
     assert run.progress.step == len(log.rows) == 60
     assert max(row["staleness/max"] for row in log.rows) <= run.staleness_bound
     trained = [group.group_id for group in log.groups]
@@ -309,9 +337,10 @@ def test_nothing_is_lost_cut_or_doubled_and_the_bound_holds(in_flight, max_stale
         assert sum(value for key, value in row.items() if key.startswith("staleness/count_")) == P * G
 
 
+@pytest.mark.parametrize("transport", [HANDED, OVERLAPPED])
 @pytest.mark.parametrize("in_flight", MODES)
-def test_each_token_has_the_version_that_sampled_it(in_flight):
-    _, log, _ = fitted(in_flight)
+def test_each_token_has_the_version_that_sampled_it(in_flight, transport):
+    _, log, _ = fitted(in_flight, transport=transport)
     rollouts = responses(log)
     for rollout in rollouts:
         versions = rollout.policy_versions[rollout.loss_mask]
@@ -334,10 +363,47 @@ def test_a_tail_holds_up_a_publish_that_lets_it_finish_and_no_other():
     assert seconds[InFlight.continue_on_new_weights] >= 60 * (TRAIN_S + SEND_S)
 
 
+def test_a_tail_holds_up_no_training_where_the_publish_is_overlapped():
+    """A step trains about as long as the engine takes for its answers, so one could hide behind the other."""
+    (run, _, overlapped), (_, _, blocking) = (
+        fitted(InFlight.finish, max_staleness=2.0, transport=transport, train_s=40.0)
+        for transport in (OVERLAPPED, HANDED)
+    )
+    assert overlapped < 0.95 * blocking
+    assert run.progress.policy_version == 60
+
+
+def test_with_no_staleness_an_overlapped_publish_trains_on_the_same_answers():
+    of_each = [fitted(InFlight.finish, steps=12, max_staleness=0.0, transport=each)[1] for each in (HANDED, OVERLAPPED)]
+    handed, overlapped = ([(r.group_id, r.index, r.token_ids.tolist()) for r in responses(log)] for log in of_each)
+    assert handed == overlapped
+
+
+def test_an_overlapped_publish_that_fails_is_raised_by_the_placement_at_once_and_by_the_next_publish():
+    async def main() -> None:
+        run: Any = run_of(config_of(InFlight.finish), steps=1, transport=OVERLAPPED)
+        await run.placement.start()
+        await run.placement.publish(0)
+        run.engine._sampler.receive = failing
+        await run.placement.publish(1)
+        began = asyncio.get_running_loop().time()
+        error = await run.placement.failure()
+        assert isinstance(error, EngineError) and asyncio.get_running_loop().time() == began
+        with pytest.raises(EngineError, match="no room"):
+            await run.placement.publish(2)
+        await run.placement.close()
+
+    async def failing(bucket: Any) -> None:
+        raise EngineError("no room for the weights")
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("transport", [HANDED, OVERLAPPED])
 @pytest.mark.parametrize("in_flight", MODES)
-def test_an_evaluation_is_of_one_version_and_whole(in_flight):
+def test_an_evaluation_is_of_one_version_and_whole(in_flight, transport):
     """The loop asserts the version: a publish waits for the evaluation, whose answers it would change or cut."""
-    run, log, _ = fitted(in_flight, steps=24, publish_every=2, evaluate_every=4)
+    run, log, _ = fitted(in_flight, steps=24, publish_every=2, evaluate_every=4, transport=transport)
     assert log.steps == list(range(1, 25))
     assert {step: row[EVAL] for step, row in zip(log.steps, log.rows, strict=True) if EVAL in row} == {
         step: step / 100 for step in range(4, 25, 4)

@@ -70,7 +70,7 @@ def test_colocated_the_trainer_leaves_the_gpu_before_the_cache_wakes():
     assert not any("masters" in what for what in terms(run, "wake"))
     assert not any("cache" in what for what in terms(run, "publish"))
     assert terms(run, "publish")["fp32 masters, AdamW"] == 12 * N / 8  # gradients are freed after each update
-    assert host_bytes(run) == (12 + 2) * N
+    assert host_bytes(run)[0] == (12 + 2) * N
     largest = 151936 * 4096
     assert terms(run, "publish")["buckets of weights, trainer's"] == 3 * 2 * largest
 
@@ -78,7 +78,7 @@ def test_colocated_the_trainer_leaves_the_gpu_before_the_cache_wakes():
 def test_apart_nobody_moves_and_each_kind_of_gpu_has_its_own_phases():
     run = run_of("experiment=qwen2_5_math_7b_dapo_fully_async")
     assert [phase.where.split(",")[0] for phase in phases(run)] == ["trainer's GPUs", "trainer's GPUs", "engines' GPUs"]
-    assert host_bytes(run) == 0
+    assert host_bytes(run)[0] == 0
     assert terms(run, "train")["fp32 masters, gradients, AdamW"] == 16 * 7_615_616_512 / 16
     assert "reference policy" not in terms(run, "train")
 
@@ -160,3 +160,11 @@ def test_on_a_cpu_everything_is_in_the_host_s_memory_at_once():
 
 def test_counts_are_written_as_people_say_them():
     assert [count(8_190_735_360), count(298_112), count(192_946_432), count(12)] == ["8.19 G", "298 k", "193 M", "12"]
+
+
+def test_an_overlapped_publish_keeps_the_weights_in_the_hosts_memory():
+    words = ["experiment=quickstart", "placement=fully_async", "placement.weight_transport=overlapped"]
+    run = run_of(*words)
+    held, what = host_bytes(run)
+    assert held == run.trainer.compute_bytes * run.shape.num_params
+    assert what == "the weights that engines take while the trainer goes on"

@@ -124,6 +124,20 @@ def test_what_a_worker_copied_stays_as_it_is_when_the_trainer_posts_the_next(gro
     group.outlet.drop()
 
 
+def test_kept_buckets_stay_whatever_is_posted_after_them_until_they_are_forgotten():
+    outlet = WeightOutlet(device=CPU, host="127.0.0.1")
+    kept = [to_json(outlet.keep(bucket_of(seed))) for seed in range(3)]
+    outlet.share(bucket_of(7))
+    outlet.drop()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+        for seed, told in enumerate(kept):
+            expected = {name: tensor_digest(tensor) for name, tensor in bucket_of(seed)}
+            assert other.submit(_digests_of, told).result() == expected
+        outlet.forget()
+        with pytest.raises(EngineError, match="could not be opened"):
+            other.submit(_digests_of, kept[0]).result()
+
+
 def test_a_worker_on_a_device_without_a_trainer_rank_is_told_so(group: Group):
     shared = group.outlet.share(bucket_of(0))
     elsewhere = replace(shared, handles={"GPU-of-another": next(iter(shared.handles.values()))})
