@@ -38,6 +38,8 @@ FITTED = Efficiency(train_share=0.553, score_share=0.219, layer_s=7.31e-5, token
 """tests/unit/plan/test_predicted.py fits them again."""
 HALF_WITHIN, ALL_WITHIN = 1.2, 2.7
 """Factors by which the predictions of predicted_times.md miss the rows that were not fitted: the median, the worst."""
+OWN_SHORTEST, OWN_LONGEST = 0.33, 2.0
+"""Seconds of a step over those planned, in the runs of placements_one_gpu.md."""
 
 PUBLISH_GB_S = {
     ("vllm", WeightTransport.ipc): 12.0,

@@ -10,7 +10,7 @@ from rl.config.reproducible import promise
 from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig
 from rl.plan.forecast import Forecast
 from rl.plan.memory import count
-from rl.plan.time import ALL_WITHIN, HALF_WITHIN, published_bytes, score_flops, train_flops
+from rl.plan.time import ALL_WITHIN, HALF_WITHIN, OWN_LONGEST, OWN_SHORTEST, published_bytes, score_flops, train_flops
 from rl.run_folder import BYTES_PER_PARAM
 
 
@@ -97,7 +97,9 @@ def time_lines(config: RunConfig, found: Forecast | None) -> list[str]:
         )
     lines.append(
         f"uncertain by a factor of {HALF_WITHIN:g} (half of the published rows that it was not fitted to) to "
-        f"{ALL_WITHIN:g} (the worst): experiments/measurements/predicted_times.md. How long answers are comes on top"
+        f"{ALL_WITHIN:g} (the worst): experiments/measurements/predicted_times.md. Small models on one H200 took "
+        f"{OWN_SHORTEST:g} to {OWN_LONGEST:g} times their plan: placements_one_gpu.md there. How long answers are comes "
+        "on top"
     )
     return lines
 
