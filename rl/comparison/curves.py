@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.config.load import load_run_yaml
+from rl.config.load import load_run_yaml, nearest
 from rl.config.schema import ConfigError, RunConfig
 from rl.loggers.jsonl import Row, points, read_metrics
 from rl.loggers.names import Reduction, find
@@ -85,7 +85,7 @@ class Curves:
         """Raises NotComparable if the metric was not logged, or not along `axis`."""
         rows = self._with_elapsed() if metric == ELAPSED else self.rows
         if not any(row.get(metric) is not None for row in rows):
-            raise NotComparable(f"{metric} was not logged by {self.name}")
+            raise NotComparable(f"{metric} was not logged by {self.name}.{nearest(metric, self.metrics())}".rstrip("."))
         if rows_per_step > 1:
             rows = join_rows(rows, metric, rows_per_step)
         found = sorted(points(rows, metric, x=axis.column), key=lambda point: point[0])

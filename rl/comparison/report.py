@@ -14,9 +14,14 @@ from rl.comparison.verdict import Finding
 
 STYLES = {"reproduced": "green", "partial": "yellow", "failed": "red", "not comparable": "dim"}
 
+FILE_WIDTH = 200
+"""Characters, where no terminal says how many there are: lines in a log need not be folded to 80."""
+
 
 def print_findings(findings: Sequence[Finding], *, picture: Path, console: Console | None = None) -> None:
     console = console or Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("claim", "of", "ours", "theirs", "difference", "tolerance", "verdict"):
         table.add_column(name, justify="left" if name in ("claim", "of", "verdict") else "right", overflow="fold")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -89,6 +89,16 @@ def schema_of_target(target: str) -> type | None:
             if getattr(config_class, "_target_", None) == target:
                 return config_class
     return _user_schemas.get(target) or getattr(target_class(target), "config_class", None)
+
+
+def option_of(part: Mapping[str, Any]) -> str:
+    """How people call a part of a saved config: its name where it has one, else its schema's, else its class."""
+    config_class = schema_of_target(part["_target_"])
+    return part.get("name") or (SCHEMA_NAMES.get(config_class) if config_class else None) or _class_name(part)
+
+
+def _class_name(part: Mapping[str, Any]) -> str:
+    return part["_target_"].rpartition(".")[2]
 
 
 def package_folder(name: str) -> Path:

@@ -98,8 +98,8 @@ def time_lines(config: RunConfig, found: Forecast | None) -> list[str]:
     lines.append(
         f"uncertain by a factor of {HALF_WITHIN:g} (half of the published rows that it was not fitted to) to "
         f"{ALL_WITHIN:g} (the worst): experiments/measurements/predicted_times.md. Small models on one H200 took "
-        f"{OWN_SHORTEST:g} to {OWN_LONGEST:g} times their plan: placements_one_gpu.md there. How long answers are comes "
-        "on top"
+        f"{OWN_SHORTEST:g} to {OWN_LONGEST:g} times their plan: placements_one_gpu.md there. How long answers are "
+        "comes on top"
     )
     return lines
 

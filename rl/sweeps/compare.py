@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rl.config.register import option_of
 from rl.loggers.console import accuracies
 from rl.loggers.jsonl import Row, points, read_metrics
 
@@ -67,11 +68,11 @@ def settings_by_keys(folders: Sequence[Path], keys: Sequence[str]) -> list[Setti
 
 
 def _value_of(config: Mapping[str, Any], key: str) -> Any:
-    """A part stands for the name of its class."""
+    """A part stands for the option that it was chosen by."""
     node: Any = config
     for name in key.split("."):
         node = node.get(name) if isinstance(node, dict) else None
-    return node["_target_"].rpartition(".")[2] if isinstance(node, dict) and "_target_" in node else node
+    return option_of(node) if isinstance(node, dict) and "_target_" in node else node
 
 
 def default_metric(settings: Sequence[Setting]) -> str:

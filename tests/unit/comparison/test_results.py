@@ -87,7 +87,7 @@ def test_the_same_run_takes_the_place_of_its_entry_and_another_is_added(tmp_path
 def test_a_smoke_run_leaves_no_result(tmp_path: Path):
     config, _ = smoke_run_config([f"experiment={NAME}"])
     run = write_run(tmp_path / "run", config)
-    with pytest.raises(ConfigError, match=rf"no claim of {NAME} is comparable with this run, .* the run is modified"):
+    with pytest.raises(ConfigError, match="nothing is published of"):
         recorded(run)
     assert not results_file(NAME).exists()
 

@@ -176,7 +176,8 @@ def test_a_table_is_not_compared_beyond_the_run():
 
 def test_what_was_not_logged_is_not_comparable():
     finding = judge_one(of("eval/gsm8k/published/greedy"), run([0.1]))
-    assert (finding.verdict, finding.why) == ("not comparable", "eval/gsm8k/published/greedy was not logged by run")
+    assert finding.verdict == "not comparable"
+    assert finding.why == "eval/gsm8k/published/greedy was not logged by run. Did you mean 'eval/arithmetic/greedy'?"
     assert judge_one(of(), run([None, None])).verdict == "not comparable"
 
 

@@ -98,8 +98,8 @@ def test_runs_of_several_sweeps_make_one_table_by_keys(tmp_path: Path):
     write_run(tmp_path / "b" / "001", curve(0.2, 0.6), steps=2, **rloo)  # ended early
     settings = settings_by_keys([tmp_path / "a", tmp_path / "b"], ["algorithm", "algorithm.clip_high"])
     assert [(one.name, len(one.runs), one.unfinished) for one in settings] == [
-        ("algorithm=GRPO algorithm.clip_high=0.2", 2, 0),
-        ("algorithm=RLOO algorithm.clip_high=None", 1, 1),
+        ("algorithm=grpo algorithm.clip_high=0.2", 2, 0),
+        ("algorithm=rloo algorithm.clip_high=None", 1, 1),
     ]
     assert read_run(tmp_path / "b" / "000").of(METRIC) == {0: 0.2, 8: 0.6}
 
