@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from pickle import PicklingError
+from types import SimpleNamespace
 
 import pytest
+from ray import cloudpickle
 
 from rl import driver
 from rl.config.compose import compose_run_config
 from rl.config.load import save_run_yaml, to_plain
 from rl.config.unused import reason
+from rl.tasks import scoring
 from tests.recorded import keys_read, leaf_keys, recorded
 
 WORDS = (
@@ -51,6 +55,8 @@ def test_what_no_part_reads_is_said_to_do_nothing_and_nothing_else_is(words, tmp
     # The two that read every key to write it down.
     monkeypatch.setattr(driver, "to_plain", lambda _config: to_plain(config))
     monkeypatch.setattr(driver, "save_run_yaml", lambda _config, path: save_run_yaml(config, path))
+    # As Ray does it, so that the process of `score` gets the recording classes whole.
+    monkeypatch.setattr(scoring, "pickle", SimpleNamespace(dumps=cloudpickle.dumps, PicklingError=PicklingError))
     assert driver.drive(recorded(config, notes), run_folder, overrides=[]) == 0
     read = keys_read(notes)
     # Of the trainer's settings a driver whose ranks are actors reads few; theirs must have been seen.
