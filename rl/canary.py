@@ -142,6 +142,11 @@ class Canary:
         (rollout,) = [rollout async for rollout in samples]
         return rollout
 
+    @property
+    def tasks(self) -> list[asyncio.Task]:
+        """What goes on until `check`."""
+        return [] if self._asked is None else self._asked.tasks
+
     async def settle(self) -> None:
         """Waits for the answers. A colocated engine must be idle before it sleeps, and a busy one is not waited for."""
         if self._asked is None:

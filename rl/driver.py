@@ -28,7 +28,6 @@ from rl.faults import headline
 from rl.loggers.facts import run_facts
 from rl.placement.ray_runtime import set_driver_env, shutdown_ray, use_cluster
 from rl.plan.measured import conclude
-from rl.protocols import RolloutStream
 from rl.provenance import write_provenance
 from rl.run_folder import Checkpoint, Checkpoints, locked, open_checkpoint
 
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STEP_GRACE_S = 5.0
-"""How long a step may still take once the stream has failed, and to let go once it is cancelled."""
+"""How long a step may still take once a part of the run has failed, and to let go once it is cancelled."""
 FAILED_CLOSE_S = 10.0
 """How long the parts of a run that failed may take to close; then they are ended with this process."""
 
@@ -148,7 +147,7 @@ async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path)
         return 0
     _stop_on_signals(run.stop)
     try:
-        await _end_with_stream(fit(run), run.stream)
+        await _end_with_failure(fit(run), run.failure())
     except BaseException as error:
         error.add_note(f"in step {run.progress.step + 1}")
         try:
@@ -168,9 +167,9 @@ async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path)
     return exit_codes.INTERRUPTED
 
 
-async def _end_with_stream(fit: Coroutine[Any, Any, None], stream: RolloutStream) -> None:
-    """`fit`, or the stream's error: the trainer may be in a step of many minutes."""
-    training, failure = asyncio.ensure_future(fit), asyncio.ensure_future(stream.failure())
+async def _end_with_failure(fit: Coroutine[Any, Any, None], failed: Coroutine[Any, Any, BaseException]) -> None:
+    """`fit`, or the error of a part that it does not wait for: a step may take many minutes, and a wait for a batch."""
+    training, failure = asyncio.ensure_future(fit), asyncio.ensure_future(failed)
     try:
         await asyncio.wait({training, failure}, return_when=asyncio.FIRST_COMPLETED)
         if failure.done():

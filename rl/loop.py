@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +56,28 @@ class Progress:
     tokens_trained: int = 0
 
 
+class Background:
+    """The first error of tasks that somebody will wait for later."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._has_failed = asyncio.Event()
+
+    def watch(self, *tasks: asyncio.Task[Any]) -> None:
+        for task in tasks:
+            task.add_done_callback(self._note)
+
+    async def failure(self) -> BaseException:
+        await self._has_failed.wait()
+        assert self._error is not None
+        return self._error
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+            self._has_failed.set()
+
+
 @dataclass(slots=True)
 class Run:
     """The parts of one run, put together by `rl/assemble.py`."""
@@ -83,6 +106,31 @@ class Run:
     """Set: end at the next step boundary, with a checkpoint."""
     checkpoint_facts: dict[str, Any] = field(default_factory=dict)
     """What a checkpoint records besides progress and stream, for the resumed run to compare."""
+    background: Background = field(default_factory=Background)
+    """Evaluation and canary, while training goes on beside them."""
+
+    async def failure(self) -> BaseException:
+        """Waits for the error of a part that the loop does not wait for now: it may wait for another for many minutes.
+
+        The parts come in the order in which one's end explains another's.
+        """
+        parts = (
+            self.trainer.failure(),
+            self._engine_failure(),
+            self.placement.failure(),
+            self.stream.failure(),
+            self.background.failure(),
+        )
+        watches = [asyncio.ensure_future(part) for part in parts]
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return next(watch for watch in watches if watch.done()).result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _engine_failure(self) -> EngineError:
+        return EngineError(await self.engine.wait_for_death())
 
 
 async def fit(run: Run) -> None:
@@ -92,7 +140,7 @@ async def fit(run: Run) -> None:
     """
     progress, cadence = run.progress, run.cadence
     await run.placement.start()
-    async with run.placement.training() as residency:
+    async with _training(run) as residency:
         if run.restore_from is not None:
             await run.trainer.load(run.restore_from)
         await _publish(run, residency, progress.policy_version)
@@ -102,7 +150,7 @@ async def fit(run: Run) -> None:
         trained = {"prompts_trained": progress.prompts_trained, "tokens_trained": progress.tokens_trained}
         run.log.log(await evaluation_metrics(run) | trained, step=0)
     saved_step = progress.step
-    await run.canary.watch(progress.policy_version)
+    await _watch_with_canary(run)
     async with run.canary, run.stream, _Rows(run.log) as rows:
         while progress.step < cadence.total_steps:
             with rows.clock.phase("wait_for_batch"):
@@ -133,9 +181,10 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     evaluation: asyncio.Task[dict[str, float]] | None = None
     is_last = progress.step == cadence.total_steps
     if done.has_published and not is_last:  # nobody would come back to the last answers
-        await run.canary.watch(progress.policy_version)
+        await _watch_with_canary(run)
     if _is_due(progress.step, cadence.evaluate_every) or (is_last and cadence.evaluate_at_end):
         evaluation = asyncio.create_task(evaluation_metrics(run))
+        run.background.watch(evaluation)
         if is_last or not run.placement.samples_while_training:
             with clock.phase("eval"):
                 metrics |= await evaluation
@@ -170,7 +219,7 @@ class _Trained:
 async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
     """One residency, or two where the first only repairs what the canary found."""
     clock = rows.clock
-    async with run.placement.training() as residency:
+    async with _training(run) as residency:
         with clock.phase("canary"):
             trip = await run.canary.check()
         if trip is None:
@@ -180,7 +229,7 @@ async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _T
             repair = await _publish(run, residency, run.progress.policy_version)
     with clock.phase("canary"):
         await run.canary.report(trip)
-    async with run.placement.training() as residency:
+    async with _training(run) as residency:
         done = await _train(run, residency, groups, rows)
     done.published_bytes += repair.num_bytes
     done.pause_s += repair.pause_s
@@ -222,16 +271,41 @@ async def _score_with_reference(trainer: Trainer, groups: list[RolloutGroup]) ->
         rollout.ref_logprobs = logprobs
 
 
+@asynccontextmanager
+async def _training(run: Run) -> AsyncIterator[Residency]:
+    """The placement's residency. Its beginning waits for running requests, and its end for the engine."""
+    async with AsyncExitStack() as stack:
+        async with _limited(run, "giving the devices to the trainer"):
+            residency = await stack.enter_async_context(run.placement.training())
+        yield residency
+        async with _limited(run, "giving the devices back to the engine"):
+            await stack.aclose()
+
+
 async def _publish(run: Run, residency: Residency, version: int) -> PublishStats:
-    """A publish waits for running requests; one that hangs must not hang the run."""
+    async with _limited(run, f"publishing version {version}"):
+        return await residency.publish(version)
+
+
+@asynccontextmanager
+async def _limited(run: Run, what: str) -> AsyncIterator[None]:
+    """What waits for running requests or for the engine itself. One that hangs must not hang the run."""
+    limit = asyncio.timeout(run.publish_timeout_s)
     try:
-        async with asyncio.timeout(run.publish_timeout_s):
-            return await residency.publish(version)
+        async with limit:
+            yield
     except TimeoutError as error:
+        if not limit.expired():
+            raise
         raise EngineError(
-            f"publishing version {version} took over {run.publish_timeout_s:.0f} s (stream.stall_timeout_s): a request "
-            "does not end, or the engine does not take the weights."
+            f"{what} took over {run.publish_timeout_s:.0f} s (stream.stall_timeout_s): a request does not end, or the "
+            "engine does not answer."
         ) from error
+
+
+async def _watch_with_canary(run: Run) -> None:
+    await run.canary.watch(run.progress.policy_version)
+    run.background.watch(*run.canary.tasks)
 
 
 def _advance(progress: Progress, groups: list[RolloutGroup]) -> None:

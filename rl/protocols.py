@@ -305,6 +305,10 @@ class RolloutEngine(Protocol):
 
     async def wake(self) -> None: ...
 
+    async def wait_for_death(self) -> str:
+        """Why it can never answer again. A call that waits then raises it too, but there may be none."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -429,6 +433,10 @@ class Trainer(WeightSource, Protocol):
 
     async def export(self, folder: Path) -> None:
         """A Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads."""
+        ...
+
+    async def failure(self) -> BaseException:
+        """Waits for the end of a rank. A call that runs then raises it too, but there may be none."""
         ...
 
     async def close(self) -> None: ...

@@ -82,6 +82,7 @@ class Engine:
         self._lifecycle = Lifecycle(sampler.name)
         self._version = -1
         self._death: str | None = None
+        self._is_dead = asyncio.Event()
         self._numbers = itertools.count()
         self._request_ids = itertools.count()
         self._running: dict[Part, _Sample] = {}
@@ -320,7 +321,13 @@ class Engine:
     def _die(self, reason: str) -> None:
         if self._death is None and self._lifecycle.phase is not Phase.CLOSED:
             self._death = reason
+            self._is_dead.set()
             self._fail_waiters(reason)
+
+    async def wait_for_death(self) -> str:
+        await self._is_dead.wait()
+        assert self._death is not None
+        return self._death
 
     def _fail_waiters(self, message: str) -> None:
         samples = [*self._running.values(), *self._queued]

@@ -49,8 +49,6 @@ class Replica(RolloutEngine, Protocol):
     @property
     def death(self) -> str | None: ...
 
-    async def wait_for_death(self) -> str: ...
-
     def kill(self, reason: str) -> None: ...
 
     async def share(self, bucket: Bucket) -> Any:
@@ -134,6 +132,7 @@ class ReplicaSet:
         self._writing = asyncio.Lock()
         """Held by whoever writes weights: an update, or a restart until its engine joins."""
         self._obituary = ""
+        self._are_all_lost = asyncio.Event()
         self._closing: asyncio.Future[None] | None = None
         self._num_redispatched = 0
         self._num_restarts = 0
@@ -280,7 +279,16 @@ class ReplicaSet:
             self._obituary = f"{self._obituary}\nNothing looks after it any more: {type(error).__name__}: {error}"
         member.become(_State.LOST)
         log.error("engine %d of %d is given up: %s", member.index, self._count, self._obituary)
+        if all(other.state is _State.LOST for other in self._members):
+            self._are_all_lost.set()
         self._serve_waiting()
+
+    async def wait_for_death(self) -> str:
+        """Of the last engine that could not be started again."""
+        await self._are_all_lost.wait()
+        reason = self._end_reason()
+        assert reason is not None
+        return reason
 
     async def _restart(self, member: _Member) -> None:
         """A new engine with the current weights. While an update is open it waits, and takes the newer ones."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Never, NoReturn
 
 import torch
 
@@ -38,6 +41,14 @@ from rl.weights.packed import held_by_ray
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
+NOTICE_S = 1800.0
+"""A call may take as long as the work does, so none has a limit of its own: ranks that wait for each other have
+collective_timeout_s. After so long, and again, the log says what goes on."""
+
+WATCH = "watch"
+"""Concurrency group of Ray: beside the one call of a rank that runs, one that only its death ends."""
+
+log = logging.getLogger(__name__)
 
 
 class TrainerRankError(RuntimeError):
@@ -84,7 +95,7 @@ class TrainerGroup:
 
     async def step(self, batch: TrainBatch) -> StepStats:
         shares = [([ranks[rank] for ranks in batch.mini_batches], batch.loss_counts) for rank in range(self.num_ranks)]
-        stats: list[StepStats] = await self._ranks.call("step", shares)
+        stats: list[StepStats] = await self._call("step", shares)
         return stats[0]
 
     async def logprobs(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[FloatArray]:
@@ -101,10 +112,10 @@ class TrainerGroup:
             max_tokens_per_micro_batch=self._config.max_tokens_per_micro_batch,
             packing=self._config.packing,
         )
-        return packed.unpack(await self._ranks.call(method, [(share,) for share in packed.micro_batches]))
+        return packed.unpack(await self._call(method, [(share,) for share in packed.micro_batches]))
 
     async def manifest(self, version: int) -> UpdateManifest:
-        return (await self._ranks.call("manifest", [(version,)] * self.num_ranks))[0]
+        return (await self._call("manifest", [(version,)] * self.num_ranks))[0]
 
     async def buckets(self) -> AsyncIterator[Bucket]:
         await self._all("open_buckets")
@@ -140,11 +151,26 @@ class TrainerGroup:
     async def export(self, folder: Path) -> None:
         await self._all("export", folder)
 
+    async def failure(self) -> BaseException:
+        return await self._ranks.failure()
+
     async def close(self) -> None:
         await self._ranks.close()
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return await self._ranks.call(method, [arguments] * self.num_ranks)
+        return await self._call(method, [arguments] * self.num_ranks)
+
+    async def _call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        call = asyncio.ensure_future(self._ranks.call(method, arguments))
+        began = time.monotonic()
+        try:
+            while not (await asyncio.wait({call}, timeout=NOTICE_S))[0]:
+                log.warning(
+                    "the trainer works at %s for %.0f s%s", method, time.monotonic() - began, self._ranks.phases()
+                )
+            return call.result()
+        finally:
+            call.cancel()
 
 
 class _RankHost:
@@ -176,6 +202,10 @@ class _RankHost:
         self._rank = build(config, **arguments)
         self._device = arguments["device"]
         self._is_first = arguments["rank"] == 0
+
+    def stay(self) -> None:
+        """Never returns: whoever waits for it learns of this process's end at once."""
+        threading.Event().wait()
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         enter_phase(method)
@@ -242,6 +272,14 @@ class _InProcess:
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         return [await self._run(self._host.call, method, arguments[0])]
 
+    async def failure(self) -> Never:
+        """It lives and dies with this process."""
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets that event")
+
+    def phases(self) -> str:
+        return ""
+
     async def close(self) -> None:
         if self._host.is_built:
             await self.call("close", [()])
@@ -271,6 +309,12 @@ class _Actors:
         self._seats = seats
         self._actors: list[Any] = []
         self._places: list[Place] = []
+        self._is_started = asyncio.Event()
+        self._num_calls = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._error: TrainerRankError | None = None
+        """The end of a rank, and so of all."""
 
     async def start(self) -> None:
         import ray
@@ -280,7 +324,8 @@ class _Actors:
             self._check_room()
         seats = self._seats or [None] * self._num_ranks
         one_node = self._seats is None or len({seat.node for seat in self._seats}) == 1
-        actor_class = ray.remote(_RankHost)
+        # Ray's annotations do not know its own option.
+        actor_class: Any = ray.remote(concurrency_groups={WATCH: 1})(_RankHost)  # pyright: ignore[reportCallIssue]
         for seat in seats:
             env = actor_env({**self._env, **({} if seat is None else seat.env)}, device=self._device)
             if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
@@ -295,6 +340,7 @@ class _Actors:
             for rank, actor in enumerate(self._actors)
         ]
         await self._gather("start", builds, START_TIMEOUT_S)
+        self._is_started.set()
 
     def _share(self, seat: Seat | None) -> dict[str, Any]:
         """What Ray gives a rank: a device; nothing on a seat, whose machine is the run's and whose devices it names."""
@@ -314,9 +360,42 @@ class _Actors:
             )
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        if self._error is not None:
+            raise self._error
         assert self._actors, "the trainer was not started"
-        references = [actor.call.remote(method, own) for actor, own in zip(self._actors, arguments, strict=True)]
-        return await self._gather(method, references, None)
+        self._num_calls += 1
+        self._is_idle.clear()
+        try:
+            references = [actor.call.remote(method, own) for actor, own in zip(self._actors, arguments, strict=True)]
+            return await self._gather(method, references, None)
+        finally:
+            self._num_calls -= 1
+            if self._num_calls == 0:
+                self._is_idle.set()
+
+    async def failure(self) -> BaseException:
+        """Of a rank that dies while nothing is asked of it. During a call the call itself says more."""
+        await self._is_started.wait()
+        watches = [
+            asyncio.ensure_future(_result_of(actor.stay.options(concurrency_group=WATCH).remote()))
+            for actor in self._actors
+        ]
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            while not self._is_idle.is_set():
+                await self._is_idle.wait()
+            if self._error is None:
+                rank, watch = next((rank, watch) for rank, watch in enumerate(watches) if watch.done())
+                error = watch.exception()
+                assert error is not None, "only the end of its process ends it"
+                what = f"{self._name(rank)} of the trainer died while nothing was asked of it{self._phase(rank)}"
+                self._error = TrainerRankError(obituary(what, error, self._places[rank]))
+                self._error.__cause__ = error
+                self._end()
+            return self._error
+        finally:
+            for watch in watches:
+                watch.cancel()
 
     async def _gather(self, method: str, references: list[Any], timeout_s: float | None) -> list[Any]:
         """All results, or the error of the first rank that fails: nobody waits for ranks that wait for a dead one."""
@@ -356,7 +435,8 @@ class _Actors:
             hanging = ", ".join(f"{self._name(rank)}{self._phase(rank)}" for rank in silent)
             limit = f"backend.trainer.collective_timeout_s={self._config.collective_timeout_s:g}"
             text = f"{hanging} of the trainer hangs in {method}: {FaultClass.COLLECTIVE_TIMEOUT}, {limit}\n{text}"
-        raise TrainerRankError(text) from error
+        self._error = TrainerRankError(text)
+        raise self._error from error
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (pid {self._places[rank].pid})" if self._places else f"rank {rank}"
@@ -365,6 +445,10 @@ class _Actors:
         path = _phase_file(self._places[rank]) if self._places else None
         phase = None if path is None else last_phase(path)
         return "" if phase is None else f" (phase: {phase})"
+
+    def phases(self) -> str:
+        """What each rank does, where its record is on this machine; for the log."""
+        return "".join(f"; {self._name(rank)}{self._phase(rank)}" for rank in range(self._num_ranks))
 
     def _end(self) -> None:
         for rank, actor in enumerate(self._actors):

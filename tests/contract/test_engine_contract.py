@@ -835,6 +835,23 @@ def test_sleep_is_refused_while_a_request_runs(session: Session, models: list[An
 
 
 @pytest.mark.parametrize("kind", [REMOTE, VLLM, SGLANG])
+def test_the_death_of_an_idle_engine_reaches_whoever_waits_for_it(kind: str, folders: list[Path], models: list[Any]):
+    session = Session(kind, folders[0])
+
+    async def die() -> str:
+        waiting = asyncio.ensure_future(session.engine.wait_for_death())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        os.kill(session.pid, signal.SIGKILL)
+        return await asyncio.wait_for(waiting, 15)
+
+    session.run(publish(session.engine, models[0], 0))
+    reason = session.run(die())
+    session.close()
+    assert str(session.pid) in reason
+
+
+@pytest.mark.parametrize("kind", [REMOTE, VLLM, SGLANG])
 def test_the_death_of_its_process_reaches_every_waiting_call(kind: str, folders: list[Path], models: list[Any]):
     session = Session(kind, folders[0])
 

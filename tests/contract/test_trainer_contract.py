@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -423,6 +424,24 @@ async def test_a_rank_that_dies_is_named_and_nothing_hangs(tiny_qwen3, ray_clust
     with pytest.raises(TrainerRankError, match=r"rank 1 \(pid \d+\) of the trainer failed in step"):
         await asyncio.wait_for(trainer.step(batch(2, 0)), timeout=60)
     assert time.monotonic() - begin < 60
+    await trainer.close()
+
+
+@pytest.mark.slow
+async def test_a_rank_that_dies_while_nothing_is_asked_of_it_is_told_at_once(
+    tiny_qwen3, ray_cluster
+):
+    trainer = group(tiny_qwen3, 2)
+    await trainer.start()
+    await trainer.step(batch(2, 0))
+    failure = asyncio.ensure_future(trainer.failure())
+    await trainer.step(batch(2, 1))
+    assert not failure.done(), "the watch does not stand in the way of calls"
+    os.kill(trainer._ranks._places[1].pid, signal.SIGKILL)  # type: ignore[union-attr]
+    error = await asyncio.wait_for(failure, timeout=15)
+    assert re.match(r"rank 1 \(pid \d+\) of the trainer died while nothing was asked of it", str(error))
+    with pytest.raises(TrainerRankError, match="rank 1"):
+        await trainer.step(batch(2, 2))
     await trainer.close()
 
 

@@ -5,37 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from rl import driver
 from rl.config.schema import ConfigError
-from rl.driver import _end_with_stream, _report_crash, _resume_line
-from rl.protocols import RolloutStream
+from rl.driver import _end_with_failure, _report_crash, _resume_line
 from rl.run_folder import Checkpoint
 
 
-class FailingStream:
-    """Fails `after_s`; None: never. All that the driver asks of a stream."""
-
-    def __init__(self, after_s: float | None) -> None:
-        self.after_s = after_s
-
-    async def failure(self) -> BaseException:
-        await asyncio.sleep(3600 if self.after_s is None else self.after_s)
-        return RuntimeError("all engines died")
+async def failure(after_s: float | None) -> BaseException:
+    """None: never."""
+    await asyncio.sleep(3600 if after_s is None else after_s)
+    return RuntimeError("all engines died")
 
 
-def stream(after_s: float | None) -> RolloutStream:
-    return cast(RolloutStream, FailingStream(after_s))
-
-
-async def test_a_stream_that_fails_ends_the_run_in_the_middle_of_a_long_step(monkeypatch: pytest.MonkeyPatch):
+async def test_a_part_that_fails_ends_the_run_in_the_middle_of_a_long_step(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(driver, "STEP_GRACE_S", 0.1)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="all engines died"):
-        await _end_with_stream(asyncio.sleep(3600), stream(0.05))
+        await _end_with_failure(asyncio.sleep(3600), failure(0.05))
     assert time.monotonic() - began < 5
 
 
@@ -48,8 +38,8 @@ async def test_an_error_of_the_loop_itself_comes_first_and_a_run_that_ends_is_le
         await asyncio.sleep(0.05)
 
     with pytest.raises(ValueError, match="of the loop"):
-        await _end_with_stream(fails(), stream(0.01))
-    await _end_with_stream(ends(), stream(None))
+        await _end_with_failure(fails(), failure(0.01))
+    await _end_with_failure(ends(), failure(None))
 
 
 STATE = {"next_index": 10, "in_flight": [9, 4], "trained": 6, "dropped": {"filtered": 1, "reward_error": 1}}
