@@ -351,7 +351,7 @@ class Engine:
 def _of_request(error: EngineError) -> RequestError:
     """An outcome comes from a sampler that lives: its death is reported by `die`."""
     failed = RequestError(str(error))
-    failed.__cause__ = error
+    failed.__cause__ = error.__cause__ or error
     return failed
 
 
