@@ -16,6 +16,10 @@ from rl.placement.ray_runtime import DEVICE_VARIABLES, Seat, claim, ensure_ray
 
 CLAIM_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 120.0
+WHOLE_MACHINES = (
+    "A run in a cluster takes AMD machines whole; for some GPUs of one machine run there without ray.address, and name "
+    "them in CUDA_VISIBLE_DEVICES."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +49,25 @@ def claim_machines(count: int, *, gpus_per_node: int, folder: Path) -> list[Mach
         raise ConfigError(_shortage(count, gpus_per_node, here))
     claim(group)
     with _token(folder) as token:
-        probe = ray.remote(_probe)
-        answers = [
-            probe.options(
-                num_cpus=0,
-                num_gpus=gpus_per_node,
-                max_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-            ).remote(str(token))
-            for index in range(count)
-        ]
+
+        def on_each(probe: Any, *arguments: Any, num_gpus: int) -> list[Any]:
+            seats = (PlacementGroupSchedulingStrategy(group, index) for index in range(count))
+            options = ({"num_cpus": 0, "num_gpus": num_gpus, "max_retries": 0, "scheduling_strategy": s} for s in seats)
+            return [ray.remote(probe).options(**one).remote(*arguments) for one in options]
+
+        answers = on_each(_probe, str(token), num_gpus=0)
+        gpus = on_each(_own_gpus, num_gpus=gpus_per_node)
         try:
-            found = ray.get(answers, timeout=PROBE_TIMEOUT_S)
+            found, found_gpus = ray.get(answers, timeout=PROBE_TIMEOUT_S), ray.get(gpus, timeout=PROBE_TIMEOUT_S)
         except RayError as error:
             raise ConfigError(
                 f"a machine of the cluster cannot run this suite: {str(error).splitlines()[-1]} Every machine needs "
                 "the same environment under the same path."
             ) from error
-    for answer in found:
-        _check(answer, token)
-    return [Machine(answer.address, answer.gpus) for answer in found]
+    machines = [Machine(answer.address, own) for answer, own in zip(found, found_gpus, strict=True)]
+    for machine, answer in zip(machines, found, strict=True):
+        _check(machine, answer, token)
+    return machines
 
 
 def seats_on(machines: list[Machine], *, first: int, count: int, size: int = 1) -> list[Seat]:
@@ -88,18 +91,23 @@ def seats_on(machines: list[Machine], *, first: int, count: int, size: int = 1) 
 class _Answer:
     address: str
     has_token: bool
-    gpus: tuple[str, ...]
     variables: dict[str, str]
-    """Of the device variables, what the machine's own environment sets."""
+    """Of the device variables, what the machine's own environment sets, which the run's processes there inherit."""
 
 
 def _probe(token: str) -> _Answer:
-    """Runs on a machine of the cluster."""
+    """Runs on a machine of the cluster, in a process for which Ray itself chooses no GPUs."""
     import ray
 
-    gpus = tuple(str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
-    others = {name: os.environ[name] for name in DEVICE_VARIABLES[1:] if name in os.environ}
-    return _Answer(f"{ray.util.get_node_ip_address()} ({platform.node()})", Path(token).is_file(), gpus, others)
+    variables = {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+    return _Answer(f"{ray.util.get_node_ip_address()} ({platform.node()})", Path(token).is_file(), variables)
+
+
+def _own_gpus() -> tuple[str, ...]:
+    """Runs on a machine of the cluster, in a process that has all its GPUs."""
+    import ray
+
+    return tuple(str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
 @contextmanager
@@ -113,25 +121,34 @@ def _token(folder: Path) -> Iterator[Path]:
         path.unlink()
 
 
-def _check(answer: _Answer, token: Path) -> None:
+def _check(machine: Machine, answer: _Answer, token: Path) -> None:
     if not answer.has_token:
         raise ConfigError(
             f"output_dir={token.parent} is not shared: machine {answer.address} does not see what this one writes "
             "there. Every trainer rank writes its part of a checkpoint. Choose a folder on storage that all machines "
             "mount under the same path."
         )
-    _check_variables(answer)
+    _check_variables(machine, answer.variables)
 
 
-def _check_variables(answer: _Answer) -> None:
-    """Ray itself sets HIP_VISIBLE_DEVICES for the task that asks; a value with other GPUs is the machine's own."""
-    for name, value in answer.variables.items():
-        if name != "HIP_VISIBLE_DEVICES" or value != ",".join(answer.gpus):
+def _check_variables(machine: Machine, variables: dict[str, str]) -> None:
+    """On AMD Ray counts GPUs by HIP_VISIBLE_DEVICES alone, and ROCm chooses by all three variables."""
+    usual, *others = DEVICE_VARIABLES
+    for name in others:
+        if variables.get(name):  # empty, it chooses nothing
             raise ConfigError(
-                f"{name}={value} on machine {answer.address} and the CUDA_VISIBLE_DEVICES that this run sets for its "
-                f"processes would both choose GPUs. Unset {name} there, before ray start, and name the machine's GPUs "
-                "in CUDA_VISIBLE_DEVICES, which ROCm reads too."
+                f"{name}={variables[name]} on machine {machine.address} and the {usual} that this run sets for its "
+                f"processes would both choose GPUs. Unset {name} there before ray start (scripts/ray_cluster.sh does, "
+                f"where it names all GPUs). {WHOLE_MACHINES}"
             )
+    allowed = variables.get(usual, "").split(",")
+    left_out = [gpu for gpu in machine.gpus if gpu not in allowed]
+    if variables.get(usual) and left_out:
+        raise ConfigError(
+            f"{usual}={variables[usual]} on machine {machine.address} leaves out GPU(s) {','.join(left_out)} that Ray "
+            f"has given to this run: on AMD it does not read {usual}. Unset it there before ray start. "
+            f"{WHOLE_MACHINES}"
+        )
 
 
 def _shortage(count: int, gpus_per_node: int, here: str) -> str:

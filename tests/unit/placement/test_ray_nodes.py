@@ -50,27 +50,37 @@ def test_engines_of_a_fully_async_run_sit_behind_its_ranks():
     assert [engine_seat(config, machines, index).node for index in range(2)] == [0, 1]
 
 
-def answer(**changes: object) -> _Answer:
-    return _Answer(**{"address": "10.0.0.2 (b)", "has_token": True, "gpus": EIGHT, "variables": {}, **changes})  # type: ignore[arg-type]
+MACHINE = Machine("10.0.0.2 (b)", EIGHT)
+
+
+def answer(variables: dict[str, str] | None = None, *, has_token: bool = True) -> _Answer:
+    return _Answer(MACHINE.address, has_token, variables or {})
 
 
 def test_a_folder_that_a_machine_does_not_share_is_refused(tmp_path: Path):
     with _token(tmp_path) as token:
         assert token.is_file()
-        _check(answer(), token)
+        _check(MACHINE, answer(), token)
         with pytest.raises(ConfigError, match=r"output_dir=.* is not shared: machine 10\.0\.0\.2 \(b\)"):
-            _check(answer(has_token=False), token)
+            _check(MACHINE, answer(has_token=False), token)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
-def test_a_variable_that_would_choose_gpus_too_is_refused_by_name(name: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=rf"{name}=4,5 on machine 10\.0\.0\.2 \(b\).*Unset {name} there"):
-        _check(answer(variables={name: "4,5"}), tmp_path)
+@pytest.mark.parametrize("value", ["4,5", ",".join(EIGHT)])  # all of them: each process would have them, not its own
+def test_a_variable_that_would_choose_gpus_too_is_refused_by_name(name: str, value: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=rf"{name}={value} on machine 10\.0\.0\.2 \(b\).*Unset {name} there"):
+        _check(MACHINE, answer({name: value}), tmp_path)
 
 
-def test_what_ray_sets_itself_for_amd_gpus_is_no_contradiction(tmp_path: Path):
-    _check(answer(variables={"HIP_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}), tmp_path)
+def test_gpus_that_ray_gives_and_the_machine_leaves_out_are_refused(tmp_path: Path):
+    """Ray's count of AMD's GPUs does not read CUDA_VISIBLE_DEVICES."""
+    with pytest.raises(
+        ConfigError, match=r"CUDA_VISIBLE_DEVICES=4,5,6,7 on machine .* leaves out GPU\(s\) 0,1,2,3 that"
+    ):
+        _check(MACHINE, answer({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}), tmp_path)
+    _check(Machine("a", EIGHT[4:]), answer({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}), tmp_path)  # NVIDIA's does
+    _check(Machine("a", EIGHT[:2]), answer({"CUDA_VISIBLE_DEVICES": ",".join(EIGHT)}), tmp_path)
 
 
 def test_several_nodes_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
