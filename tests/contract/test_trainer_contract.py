@@ -428,9 +428,7 @@ async def test_a_rank_that_dies_is_named_and_nothing_hangs(tiny_qwen3, ray_clust
 
 
 @pytest.mark.slow
-async def test_a_rank_that_dies_while_nothing_is_asked_of_it_is_told_at_once(
-    tiny_qwen3, ray_cluster
-):
+async def test_a_rank_that_dies_while_nothing_is_asked_of_it_is_told_at_once(tiny_qwen3, ray_cluster):
     trainer = group(tiny_qwen3, 2)
     await trainer.start()
     await trainer.step(batch(2, 0))
