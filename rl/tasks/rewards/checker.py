@@ -239,12 +239,22 @@ class Checker:
                 raise self._start_error
             if self._workers is None or not self._workers.is_usable:
                 try:
-                    self._workers = _Workers(self.config, self._num_workers)
+                    self._workers = self._started_workers()
                 except _NoStartError as error:
                     self._start_error = error
                     log.error("%s", error)
                     raise
             return self._workers
+
+    def _started_workers(self) -> _Workers:
+        """Those that died at once are started once more: they may have been killed from outside, too."""
+        try:
+            return _Workers(self.config, self._num_workers)
+        except _NoStartError as error:
+            if not isinstance(error.__cause__, EOFError):
+                raise  # they hang, and would again
+            log.warning("%s; they are started once more", error)
+        return _Workers(self.config, self._num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config}

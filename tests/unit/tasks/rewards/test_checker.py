@@ -145,6 +145,24 @@ def test_a_worker_killed_from_outside_costs_no_verdict(checker: Checker):
         assert [verdict.score for verdict in checker.check([THIRD, RADICAL, WRONG] * 4)] == SCORES * 4
 
 
+def test_workers_killed_while_they_start_cost_no_verdict():
+    checker = Checker(CheckerConfig(workers=1))
+    others = {child.pid for child in psutil.Process().children()}
+
+    def kill_the_first() -> None:
+        while not (new := [child for child in psutil.Process().children() if child.pid not in others]):
+            time.sleep(0.01)
+        new[0].kill()
+
+    killer = threading.Thread(target=kill_the_first, daemon=True)
+    killer.start()
+    verdicts = checker.check([THIRD, RADICAL, WRONG])
+    killer.join(timeout=10)
+    assert not killer.is_alive()
+    assert [verdict.score for verdict in verdicts] == SCORES, verdicts
+    checker.close()
+
+
 def test_verdicts_are_counted_by_reason(checker: Checker):
     before = checker.counts.copy()
     checker.check([THIRD, WRONG, HANGING, Case("", "7"), Case("7", "7", rule="nonsense")])
