@@ -1,10 +1,12 @@
 """Kills random processes of a run at random moments, continues it, and looks whether anything was lost.
 
-    python -m scripts.chaos --kills 20 --seed 0 --folder FOLDER [OVERRIDE ...]
+    python -m scripts.chaos --kills 20 --seed 0 [--folder FOLDER] [OVERRIDE ...]
 
-The run is the quickstart with two trainer ranks and two engines, fully asynchronous, and small steps. A victim is the
-driver, a trainer rank, an engine, or another process of the run, as a reward's worker. In the end the run must have
-finished, with every step in its log once, accounts that add up, and no process left.
+The run is the quickstart with two trainer ranks and two engines, fully asynchronous, with small steps, and with the
+checker of final answers in place of its own reward. Each round of four kills has every role once, in random order:
+driver, trainer rank, engine, and reward worker, a process in which the checker judges. The run must survive the last
+two. After every death the last checkpoint's accounts must add up, and no process may be left; in the end the run must
+have finished, with every step in its log once.
 """
 
 from __future__ import annotations
@@ -13,19 +15,38 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rl.assemble import prepare_policy
+from rl.config.compose import compose_run_config
 from rl.loggers.jsonl import read_metrics
+from rl.tasks.base import ProblemTask
+from rl.types import Prompt
 
 PROMPTS_PER_STEP = 16
 END_LIMIT_S = 30.0
-"""In which a run with a dead rank must end."""
+"""In which a run with a dead rank must end, and with it all that it has started."""
+AGENT_LIMIT_S = 120.0
+"""Of Ray's agents: they see at once that their Ray is dead, and then try for a minute to reach it."""
+ROLE_LIMIT_S = 120.0
+"""In which a run that has started must have a process of every role."""
+STEPS_PER_KILL, STEPS_BEFORE = 5, 10
+POLL_S = 0.25
+SURVIVED = ("engine", "reward worker")
+"""Of two engines the other one goes on with the groups of the dead one, and the checker starts its workers anew."""
+ROLES = ("driver", "trainer rank", *SURVIVED)
+MARKS = {"ray::_RankHost": "trainer rank", "ray::_EngineHost": "engine", " rl.tasks.": "reward worker"}
+"""What the command line of a role's processes has."""
+AGENT = re.compile(r"ray::(Dashboard|RuntimeEnv)Agent|\S*python -u \S*/agent[/.]")
+"""How the command line of one of Ray's agents begins: before and after it has given itself a name."""
 WORDS = (
     "experiment=quickstart",
     "placement=fully_async",
@@ -35,9 +56,14 @@ WORDS = (
     "algorithm.prompts_per_mini_batch=8",
     "evaluation.every=0",
     "checkpoint.every=2",
+    "task=jsonl",
+    "task.rule=equivalence",
+    "task.max_prompt_tokens=16",
+    "task.sampling.max_new_tokens=4",
+    "task.eval_sampling.max_new_tokens=4",
     "task.eval_limit=20",
+    "model=hf",
 )
-ROLES = {"ray::_RankHost": "trainer rank", "ray::_EngineHost": "engine"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +71,18 @@ class Process:
     pid: int
     began: int
     """Clock ticks after boot: a number is used again, a number and a beginning are not."""
-    parent: int
-    command: str
+    parent: int = field(compare=False)
+    command: str = field(compare=False)
 
     @property
     def is_alive(self) -> bool:
         now = look_up(self.pid)
         return now is not None and now.began == self.began
+
+    @property
+    def role(self) -> str | None:
+        """None: Ray's own, or a helper of Python's."""
+        return next((role for mark, role in MARKS.items() if mark in self.command), None)
 
 
 def look_up(pid: int) -> Process | None:
@@ -77,6 +108,13 @@ def family(pid: int) -> list[Process]:
     return found
 
 
+def wait_for_end(processes: Iterable[Process], *, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while (left := [one for one in processes if one.is_alive]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    assert not left, f"left behind after {limit_s:g} s: {left}"
+
+
 @dataclass
 class Chaos:
     """One run and what was done to it."""
@@ -86,98 +124,163 @@ class Chaos:
     rng: random.Random
     words: list[str]
     events: list[str] = field(default_factory=list)
+    """Of each kill: role, process, and last step before it."""
+    killed: list[str] = field(default_factory=list)
+    """Roles, in the order of their kills."""
+    drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Of all lives."""
     seen: set[Process] = field(default_factory=set)
+    """Of the life that goes on: what descends from its driver, or did."""
+    agents: set[Process] = field(default_factory=set)
+    """Ray's, of all lives that have ended."""
+    may_end: bool = False
+    """Whether something was killed in this life without which a run need not go on."""
 
     def survive(self, kills: int) -> None:
-        """Raises AssertionError where something is lost."""
+        """Raises AssertionError where something is lost; the run is ended then, and its folder stays."""
+        try:
+            self._kill_and_continue(kills)
+        finally:
+            for process in self.drivers:
+                process.kill()
+        self._check_rows()
+
+    def _kill_and_continue(self, kills: int) -> None:
         process = self._start(self.words)
-        killed = 0
-        while killed < kills:
+        while len(self.killed) < kills:
             self._wait_for_a_moment(process)
-            if process.poll() is None:
-                role = self._kill_one(process)
-                killed += role is not None
-                if role == "engine":
-                    continue  # the other one goes on with its groups
-                self._expect_end(process, role)
-            if process.returncode == 0:
-                break  # finished before its next kill
-            process = self._start([f"resume={self.folder}"])
+            role = self._kill_one(process) if process.poll() is None else None
+            if role in ("driver", "trainer rank"):
+                self._wait(process, lambda: False, limit_s=END_LIMIT_S)
+                assert process.poll() is not None, f"the run did not end within {END_LIMIT_S:g} s of its {role}'s death"
+            if process.poll() is not None:
+                assert process.returncode != 0, f"the run finished before kill {len(self.killed) + 1} of {kills}"
+                process = self._continue(process)
         self._finish(process)
-        self._check()
 
     def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
-        output = (self.folder.parent / f"{self.folder.name}.log").open("ab")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        with output:
-            return subprocess.Popen([sys.executable, "-m", "rl", *words], stdout=output, stderr=output, env=environment)
+        self.seen, self.may_end = set(), False
+        command = [sys.executable, "-m", "rl", *words]
+        with self.log.open("ab") as output:
+            self.drivers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+        return self.drivers[-1]
+
+    @property
+    def log(self) -> Path:
+        """What the run says."""
+        return self.folder.parent / f"{self.folder.name}.log"
+
+    def _continue(self, ended: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """At once, beside what is left of the life that has ended: that must go by itself."""
+        assert self.may_end, f"the run ended (exit code {ended.returncode}) by {self.events[-1:]}; see {self.log}"
+        left = self.seen
+        self._check_accounts()
+        process = self._start([f"resume={self.folder}"])
+        self._check_gone(left)
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes], is_so: Callable[[], bool], *, limit_s: float) -> None:
+        """Until it is so, the run has ended, or the time is over."""
+        deadline = time.monotonic() + limit_s
+        while process.poll() is None and time.monotonic() < deadline and not is_so():
+            self.seen.update(family(process.pid))
+            time.sleep(POLL_S)
 
     def _wait_for_a_moment(self, process: subprocess.Popen[bytes]) -> None:
         """One in four anywhere, as the run starts, say; the others after a step."""
-        if self.rng.random() < 0.25:
-            deadline = time.monotonic() + self.rng.uniform(1.0, 20.0)
-            while time.monotonic() < deadline and process.poll() is None:
-                time.sleep(0.05)
-        else:
+        if self.rng.random() >= 0.25:
             after = self._last_step() + 1
-            while self._last_step() < after and process.poll() is None:
-                time.sleep(0.05)
-            time.sleep(self.rng.uniform(0.0, 1.0))
+            self._wait(process, lambda: self._last_step() >= after, limit_s=float("inf"))
+        self._wait(process, lambda: False, limit_s=self.rng.uniform(0.0, 2.0))
 
     def _last_step(self) -> int:
         rows = read_metrics(self.folder / "metrics.jsonl")
         return rows[-1]["step"] if rows else -1
 
     def _kill_one(self, process: subprocess.Popen[bytes]) -> str | None:
-        children = family(process.pid)
-        self.seen.update(children)
-        victims = [("driver", process.pid)]
-        for child in children:
-            role = next((role for prefix, role in ROLES.items() if child.command.startswith(prefix)), None)
-            is_own = role is None and "rl." in child.command and "ray" not in child.command
-            if role is not None or is_own:
-                victims.append((role or "helper", child.pid))
-        role, pid = self.rng.choice(victims)
+        """Its role: that, or one of those, that had its turn least often. None: it, or the run, has ended first."""
+        num_kills = {role: self.killed.count(role) for role in ROLES}
+        role = self.rng.choice([one for one in ROLES if num_kills[one] == min(num_kills.values())])
+        victims: list[int] = []
+
+        def has_victims() -> bool:
+            victims[:] = [one.pid for one in family(process.pid) if one.role == role]
+            victims.extend([process.pid] if role == "driver" else [])
+            return bool(victims)
+
+        self._wait(process, has_victims, limit_s=ROLE_LIMIT_S)
+        assert victims or process.poll() is not None, f"the run has no {role} within {ROLE_LIMIT_S:g} s"
+        if not victims:
+            return None
+        pid = self.rng.choice(victims)
+        self.seen.update(family(process.pid))
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             return None
+        self.may_end |= role != "reward worker"
+        self.killed.append(role)
         self.events.append(f"{role} {pid} killed after step {self._last_step()}")
         print(self.events[-1], flush=True)
         return role
 
-    def _expect_end(self, process: subprocess.Popen[bytes], role: str | None) -> None:
-        try:
-            process.wait(END_LIMIT_S + 15.0)  # closing the parts of a run may take a while more
-        except subprocess.TimeoutExpired:
-            assert role in (None, "helper"), f"the run did not end after its {role} was killed"
-
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
         for _ in range(3):  # an engine killed last may have been the second of two
-            if process.wait() == 0:
+            self._wait(process, lambda: False, limit_s=float("inf"))
+            if process.returncode == 0:
+                self._check_accounts()
+                self._check_gone(self.seen)
+                wait_for_end(self.agents, limit_s=AGENT_LIMIT_S)
                 return
-            process = self._start([f"resume={self.folder}"])
-        raise AssertionError(f"the run does not finish; see {self.folder}.log")
+            process = self._continue(process)
+        raise AssertionError(f"the run does not finish; see {self.log}")
 
-    def _check(self) -> None:
-        rows = read_metrics(self.folder / "metrics.jsonl")
-        assert [row["step"] for row in rows] == list(range(self.steps + 1)), "a step is missing, or there twice"
-        (state,) = self.folder.glob(f"checkpoints/step-{self.steps:06d}/state.json")
-        stream = json.loads(state.read_text())["stream"]
+    def _check_accounts(self) -> None:
+        """Of the last checkpoint: every group that was started is trained on, dropped, or still to come, and once."""
+        states = sorted(self.folder.glob("checkpoints/step-*/state.json"))
+        if not states:
+            return  # killed before the first
+        step = int(states[-1].parent.name.removeprefix("step-"))
+        stream = json.loads(states[-1].read_text())["stream"]
         in_flight, dropped = stream["in_flight"], sum(stream["dropped"].values())
-        assert stream["trained"] == self.steps * PROMPTS_PER_STEP == rows[-1]["prompts_trained"]
+        assert stream["trained"] == step * PROMPTS_PER_STEP, stream
         assert stream["trained"] + dropped + len(in_flight) == stream["next_index"], stream
         assert len(set(in_flight)) == len(in_flight), "a group is in flight twice"
-        deadline = time.monotonic() + 20.0
-        while (left := [one for one in self.seen if one.is_alive]) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not left, f"left behind: {left}"
+
+    def _check_gone(self, life: set[Process]) -> None:
+        """But for Ray's agents, which are for the end."""
+        agents = {one for one in life if AGENT.match(one.command)}
+        self.agents |= agents
+        wait_for_end(life - agents, limit_s=END_LIMIT_S)
+
+    def _check_rows(self) -> None:
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        assert [row["step"] for row in rows] == list(range(self.steps + 1)), "a step is missing, or there twice"
+        assert rows[-1]["prompts_trained"] == self.steps * PROMPTS_PER_STEP
+        assert (self.folder / f"checkpoints/step-{self.steps:06d}/state.json").exists(), "no checkpoint of the end"
+
+
+def quickstart_as_rows(folder: Path) -> list[str]:
+    """Overrides of a run that goes on from the quickstart's warm-started model, with its problems in two files."""
+    policy = prepare_policy(compose_run_config(["experiment=quickstart"]), folder)
+    assert isinstance(policy.task, ProblemTask)
+    (held_out,) = policy.task.held_out.values()
+    for name, prompts in (("train", policy.task.training), ("test", held_out)):
+        (folder / f"{name}.jsonl").write_text("".join(map(_row, prompts)))
+    paths = [f"task.path={folder / 'train.jsonl'}", f"task.eval_path={folder / 'test.jsonl'}"]
+    return [f"model.path={policy.folder}", *paths]
+
+
+def _row(prompt: Prompt) -> str:
+    return json.dumps({"prompt": prompt.messages, "answer": prompt.answer}) + "\n"
 
 
 def chaos(folder: Path, *, kills: int, seed: int, words: Sequence[str] = ()) -> Chaos:
-    """A run in `folder` that was killed up to `kills` times, and finished."""
-    steps = 6 + 3 * kills
-    run = Chaos(folder, steps, random.Random(seed), [*WORDS, f"steps={steps}", f"output_dir={folder}", *words])
+    """A run in `folder` that was killed `kills` times, and finished. Its problems lie beside it."""
+    made = quickstart_as_rows(folder.parent / f"{folder.name}_problems")
+    steps = STEPS_BEFORE + STEPS_PER_KILL * kills
+    run = Chaos(folder, steps, random.Random(seed), [*WORDS, *made, f"steps={steps}", f"output_dir={folder}", *words])
     run.survive(kills)
     return run
 
@@ -186,11 +289,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, required=True, help="of the run, to be made")
+    parser.add_argument("--folder", type=Path, help="of the run, to be made; by default a new temporary one")
     parser.add_argument("words", nargs="*", help="more overrides")
     arguments = parser.parse_args()
-    run = chaos(arguments.folder.resolve(), kills=arguments.kills, seed=arguments.seed, words=arguments.words)
-    print(f"{len(run.events)} kills, {run.steps} steps, nothing lost and nothing left")
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-")) / "run"
+    print(f"the run is in {folder}", flush=True)
+    run = chaos(folder.resolve(), kills=arguments.kills, seed=arguments.seed, words=arguments.words)
+    counts = ", ".join(f"{role} {run.killed.count(role)}" for role in ROLES)
+    print(f"{len(run.events)} kills ({counts}), {run.steps} steps, nothing lost and nothing left")
 
 
 if __name__ == "__main__":
