@@ -21,7 +21,7 @@ from rl.config.sentinels import SentinelsConfig
 from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.fully_async import PAUSE_MODES, FullyAsync
-from rl.protocols import Bucket, EngineCapabilities, EngineError, PauseMode, SharedBucket, UpdateManifest
+from rl.protocols import Bucket, EngineCapabilities, EngineError, SharedBucket, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.sampler import Outcome, Part, Sampled, part_seed
 from rl.sentinels import Sentinels
@@ -41,6 +41,7 @@ from rl.types import (
 from rl.weights.transport import Handed, Overlapped, Transport
 from scripts.simulated_time import simulate
 from tests.made_task import TrainingOnly
+from tests.recorder import Recorder
 
 P, G = 8, 2
 MODES = list(InFlight)
@@ -438,27 +439,12 @@ def test_an_evaluation_that_fails_ends_the_run_and_no_row_is_lost():
     assert not any(EVAL in row for row in log.rows)
 
 
-class Recorder:
-    """Stands before an engine and notes in which order it is asked."""
-
-    def __init__(self, engine: Any) -> None:
-        self.calls: list[str] = []
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            self.calls.append(":".join([name, *(str(a) for a in arguments if isinstance(a, PauseMode))]))
-            return await getattr(self._engine, name)(*arguments)
-
-        return call
-
-
 @pytest.mark.parametrize(("in_flight", "pause"), [(mode, PAUSE_MODES[mode]) for mode in MODES])
 def test_a_publish_stops_the_requests_before_the_weights_and_lets_them_go_after_them(in_flight, pause):
     async def main() -> list[str]:
-        engine = Recorder(Engine(TimedSampler()))
+        engine: Any = Recorder(Engine(TimedSampler()))
         trainer: Any = TimedTrainer()
-        placement = FullyAsync(  # type: ignore[arg-type]
+        placement = FullyAsync(
             FullyAsyncConfig(in_flight=in_flight), trainer=trainer, engine=engine, transport=Handed()
         )
         await placement.start()
