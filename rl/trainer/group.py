@@ -37,7 +37,7 @@ from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
 from rl.weights.collective import serve_store
 from rl.weights.digest import join_digests
 from rl.weights.outlet import OF_EVERY_RANK, WeightOutlet
-from rl.weights.packed import held_by_ray
+from rl.weights.packed import pack
 
 START_TIMEOUT_S = 600.0
 ROOT_CAUSE_WAIT_S = 5.0
@@ -226,7 +226,7 @@ class _RankHost:
             self._posted = bucket or []
             return None if bucket is None else self._ask_outlet(by, bucket, *rest)
         if method == "copy_posted":
-            return held_by_ray(self._posted) if self._is_first else None
+            return _held_by_ray(self._posted) if self._is_first else None
         if method == "outlet":
             return self._ask_outlet(*arguments)
         return getattr(self._built, method)(*arguments)
@@ -463,6 +463,13 @@ class _Actors:
 
 async def _result_of(reference: Any) -> Any:
     return await reference
+
+
+def _held_by_ray(bucket: Bucket) -> Any:
+    """A reference to the packed bucket, for actors to take it from at any time."""
+    import ray
+
+    return ray.put(pack(bucket))
 
 
 def _merged(answers: list[Any]) -> Any:

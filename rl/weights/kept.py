@@ -45,10 +45,11 @@ class KeptWeights(WeightSource):
             yield bucket
 
     async def copy_posted(self) -> Any:
-        from rl.weights.packed import held_by_ray
+        """Packed, in this process."""
+        from rl.weights.packed import pack
 
         assert self._posted is not None
-        return held_by_ray(_opened(self._posted))
+        return pack(_opened(self._posted))
 
 
 def _opened(bucket: SharedBucket) -> Bucket:

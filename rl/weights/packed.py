@@ -24,13 +24,6 @@ def pack(bucket: Bucket) -> PackedBucket:
     return packed
 
 
-def held_by_ray(bucket: Bucket) -> Any:
-    """A reference to the packed bucket, for actors to take it from at any time."""
-    import ray
-
-    return ray.put(pack(bucket))
-
-
 def unpack(packed: PackedBucket) -> Bucket:
     """Copies: what Ray hands out is shared and read only, and an engine may keep or change what it is given."""
     return [
