@@ -176,7 +176,8 @@ class Chaos:
         assert self.may_end, f"the run ended (exit code {ended.returncode}) by {self.events[-1:]}; see {self.log}"
         left = self.seen
         self._check_accounts()
-        process = self._start([f"resume={self.folder}"])
+        has_begun = (self.folder / "run.yaml").exists()  # killed before that, it has left nothing to continue
+        process = self._start([f"resume={self.folder}"] if has_begun else self.words)
         self._check_gone(left)
         return process
 
