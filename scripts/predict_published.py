@@ -3,8 +3,9 @@
     python -m scripts.predict_published > experiments/measurements/predicted_times.md
 
 Its efficiencies are fitted to the three colocated rows of verl's table of Qwen2.5-Math-7B DAPO on H20 and to nothing
-else: no asynchronous figure enters, and none of another kind of GPU. `scripts/simulate_placements.py` predicts the same
-rows by the real scheduling code, with speeds fitted to the same three rows.
+else: no asynchronous time enters, and none of another kind of GPU. The assumed mean of 890 tokens is of another run,
+AMD's fully asynchronous one on MI300. `scripts/simulate_placements.py` predicts the same rows by the real scheduling
+code, with speeds fitted to the same three rows.
 """
 
 from __future__ import annotations
@@ -330,7 +331,8 @@ TEXT = """\
 rows marked so. `simulated`: the real scheduling code on a simulated clock, its speeds fitted to the same rows, see
 [placements_simulated.md](placements_simulated.md). Published: verl's tables of Qwen2.5-Math-7B DAPO on H20
 (docs/advance/fully_async.md, 2026-05-25), and AMD's blogs (2026-08-14, 2026-08-18). Seconds are of 512 prompts. No
-asynchronous figure enters, and none of another GPU than the H20.
+asynchronous time enters, and none of another GPU than the H20; the assumed mean of 890 tokens is of AMD's fully
+asynchronous run on MI300.
 
 {table}
 

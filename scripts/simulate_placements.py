@@ -5,7 +5,8 @@
 
 Loop, stream, placements and engine are those of a run; model server, trainer and clock are simulated. All speeds are
 fitted to the three colocated rows of verl's table of Qwen2.5-Math-7B DAPO on H20 (docs/advance/fully_async.md,
-2026-05-25); no asynchronous figure enters them. What the table does not say is assumed, and named in the output.
+2026-05-25), and no asynchronous time enters them. What the table does not say is assumed, and named in the output; the
+assumed mean of 890 tokens is from an asynchronous run, AMD's on MI300.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ PROMPT_TOKENS = 150
 GPUS_PER_REPLICA = 4
 MAX_NUM_SEQS = 256
 MEAN_TOKENS, SIGMA = 890.0, 1.115
-"""Assumed: the mean is the one that AMD's run of the same recipe began with, and of 8,192 lognormal answers of this
-spread the longest is expected to reach the limit."""
+"""Assumed: the mean is the one that AMD's fully asynchronous run of the same recipe began with (blog of 2026-08-14; of
+the colocated one none is known), and of 8,192 lognormal answers of this spread the longest is expected to reach the
+limit."""
 PUBLISHES, WARM_UP = 5, 2
 """Simulated, and of these not measured."""
 FOREVER = 1e9
