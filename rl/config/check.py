@@ -45,7 +45,7 @@ _IS_LIMIT: Callable[[Any], bool] = lambda value: value is None or value >= 0  # 
 
 def is_address(value: str) -> bool:
     host, _, port = value.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    return bool(host) and ":" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 2**16
 
 
 RANGES: tuple[Range, ...] = (
@@ -111,7 +111,7 @@ RANGES: tuple[Range, ...] = (
     ("hardware.nodes", POSITIVE, "at least 1"),
     ("hardware.gpus_per_node", NOT_NEGATIVE, "0 or more"),
     ("hardware.memory_gib", POSITIVE, "above 0"),
-    ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT, or null"),
+    ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT of IPv4 (not IPv6), or null"),
     *((f"sentinels.{item.name}.limit", _IS_LIMIT, "0 or more, or null") for item in fields(SentinelsConfig)),
     ("logger.mode", lambda value: value in ("online", "offline"), "online or offline"),
     ("logger.sample_every", POSITIVE, "at least 1"),

@@ -54,11 +54,13 @@ class MaskingFormatter(logging.Formatter):
         return mask_secrets(super().format(record))
 
 
+def is_secret_name(variable: str) -> bool:
+    return bool(_SECRET_NAME.search(variable)) and not _NAME_OF_NO_SECRET.search(variable)
+
+
 def _secrets() -> list[str]:
     """Longest first, so that none is left in part. A URL holds a secret as it is or percent-encoded."""
-    found = {
-        text for name, text in os.environ.items() if _SECRET_NAME.search(name) and not _NAME_OF_NO_SECRET.search(name)
-    }
+    found = {text for name, text in os.environ.items() if is_secret_name(name)}
     found |= {match[2] for text in os.environ.values() for match in _PASSWORD_IN_URL.finditer(text)}
     found = {text for text in found if len(text) >= _MIN_CHARACTERS}
     return sorted(found | {quote(text, safe="") for text in found}, key=len, reverse=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rl.config.schema import ConfigError
+from rl.config.secrets import is_secret_name
 from rl.faults import TAIL_LINES, classify, host_oom_kills, last_lines, tail
 
 OBJECT_STORE_BYTES = 2 * 2**30
@@ -25,6 +26,9 @@ START_ATTEMPTS = 3
 """A busy machine may not start a Ray in the 30 s that Ray waits for it."""
 
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+FORWARDED = ("GLOO_", "HF_", "HSA_", "NCCL_", "RCCL_", "TORCH_NCCL_")
+"""Variables with these beginnings go to every actor as the user has set them."""
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,8 @@ def _join() -> None:
     from ray.exceptions import RayError
 
     address = os.environ["RAY_ADDRESS"]
+    if address.count(":") > 1:
+        raise ConfigError(f"RAY_ADDRESS={address} is an IPv6 address, which is not supported: name an IPv4 HOST:PORT.")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, RayError) as error:
@@ -172,12 +178,18 @@ def set_driver_env(env: dict[str, str]) -> None:
 def actor_env(env: dict[str, str], *, device: str) -> dict[str, str]:
     """Environment of an actor's process. A value that the user has set wins, but not over which devices it sees.
 
-    On a CPU an actor has one thread unless either says otherwise.
+    On a CPU an actor has one thread unless either says otherwise. The user's settings of libraries go with it, as a
+    cluster's processes do not have them; secrets do not, for Ray shows what it is given, and no actor downloads.
     """
     _check_device_variables(env)
     own = {"OMP_NUM_THREADS": "1"} | env if device == "cpu" else env
     ours = {*DEVICE_VARIABLES, *_Runtime.names_set_here}
-    return {name: value if name in ours else os.environ.get(name, value) for name, value in own.items()}
+    users = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(FORWARDED) and name not in ours and not is_secret_name(name)
+    }
+    return users | {name: value if name in ours else os.environ.get(name, value) for name, value in own.items()}
 
 
 def _check_device_variables(env: dict[str, str]) -> None:

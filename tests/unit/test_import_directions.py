@@ -45,12 +45,12 @@ PARTS = {
     "model": set(),
     "tasks": set(),
     "weights": set(),
-    "placement": {"rl.weights"},
+    "placement": {"rl.weights", "rl.config.secrets"},
     "rollout": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
     "trainer": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
 }
 """Part -> what else of the package it may import. `ray_runtime` starts Ray for the actors of engine and trainer, and
-both must treat image placeholders alike."""
+both must treat image placeholders alike. Which of the user's variables go to actors, `rl.config.secrets` limits."""
 
 MODULES = {
     "rl.types": set(),

@@ -44,7 +44,14 @@ def test_a_transposed_tensor_arrives_in_its_own_order():
     assert torch.equal(unpack(pack([("weight", values)]))[0][1], values)
 
 
-def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of libraries, by the user: every actor would get them."""
+    for name in [name for name in os.environ if name.startswith(ray_runtime.FORWARDED)]:
+        monkeypatch.delenv(name)
+
+
+def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.MonkeyPatch, no_settings: None):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -58,7 +65,7 @@ def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.Monk
     assert actor_env({"OMP_NUM_THREADS": "4"}, device="cpu") == {"OMP_NUM_THREADS": "2"}
 
 
-def test_what_a_run_has_set_for_its_driver_is_not_the_users(monkeypatch: pytest.MonkeyPatch):
+def test_what_a_run_has_set_for_its_driver_is_not_the_users(monkeypatch: pytest.MonkeyPatch, no_settings: None):
     monkeypatch.setattr(ray_runtime._Runtime, "names_set_here", set())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NCCL_DEBUG", "unset again after the test")
@@ -69,8 +76,20 @@ def test_what_a_run_has_set_for_its_driver_is_not_the_users(monkeypatch: pytest.
     assert actor_env({"NCCL_DEBUG": "WARN"}, device="cuda") == {"NCCL_DEBUG": "WARN"}
 
 
+def test_the_users_settings_of_libraries_reach_every_actor_and_their_secrets_none(
+    monkeypatch: pytest.MonkeyPatch, no_settings: None
+):
+    monkeypatch.setattr(ray_runtime._Runtime, "names_set_here", {"NCCL_ALGO"})
+    users = {"NCCL_DEBUG": "INFO", "HSA_NO_SCRATCH_RECLAIM": "1", "HF_HOME": "/big/hf", "NCCL_SOCKET_IFNAME": "ib0"}
+    others = {"HF_TOKEN": "hf_secretsecret", "NCCL_ALGO": "Ring", "MY_NCCL_DEBUG": "1"}
+    for name, value in (users | others).items():
+        monkeypatch.setenv(name, value)
+    assert actor_env({}, device="cuda") == users
+    assert actor_env({"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}, device="cuda") == users | {"NCCL_ALGO": "Tree"}
+
+
 @pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
-def test_a_second_variable_that_chooses_gpus_is_refused(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_variable_that_chooses_gpus_is_refused(name: str, monkeypatch: pytest.MonkeyPatch, no_settings: None):
     monkeypatch.setenv(name, "2,3")
     with pytest.raises(ConfigError, match=rf"{name}=2,3 and CUDA_VISIBLE_DEVICES=1"):
         actor_env({"CUDA_VISIBLE_DEVICES": "1"}, device="cuda")
