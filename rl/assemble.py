@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl.canary import Canary, default_bound
 from rl.config.build import build, target_class
@@ -20,6 +20,7 @@ from rl.loggers.fanout import RunLog
 from rl.loggers.jsonl import read_metrics
 from rl.loop import Cadence, Progress, Run
 from rl.model.renderer import Renderer
+from rl.placement.ray_nodes import Machine, seats_on
 from rl.placement.ray_runtime import Seat, is_cluster
 from rl.plan.forecast import planned_metrics
 from rl.protocols import Placement, RolloutEngine, Task, Trainer
@@ -33,11 +34,8 @@ from rl.trainer.packing import pack
 from rl.types import Sampling
 from rl.weights.transport import Collective, Disk, Handed, HostBytes, Overlapped, Shared, Transport
 
-if TYPE_CHECKING:
-    from rl.placement.ray_nodes import Machine
-
-    Machines = list[Machine] | None
-    """Of a cluster; None: the run has this machine and a Ray of its own."""
+Machines = list[Machine] | None
+"""Of a cluster; None: the run has this machine and a Ray of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,14 @@ def claim_cluster(config: RunConfig, folder: Path) -> Machines:
 
 
 def build_trainer(config: RunConfig, model_folder: Path, *, total_steps: int, machines: Machines = None) -> Trainer:
-    seats = None
-    if machines is not None and config.placement.trainer_ranks > 1:
-        from rl.placement.ray_nodes import seats_on
-
-        seats = seats_on(machines, first=0, count=config.placement.trainer_ranks)
+    num_ranks = config.placement.trainer_ranks
+    seats = _seats(config, machines, first=0, count=num_ranks) if num_ranks > 1 else None
     return TrainerGroup(
         config.backend.trainer,
         model_folder=model_folder,
         algorithm=config.algorithm,
         device=config.hardware.device,
-        num_ranks=config.placement.trainer_ranks,
+        num_ranks=num_ranks,
         seed=config.seed,
         total_updates=total_steps * config.algorithm.updates_per_step,
         env=config.hardware.trainer_env,
@@ -141,13 +136,12 @@ def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = 
     from rl.rollout.remote import RemoteEngine
 
     def new_engine(index: int) -> RemoteEngine:
-        seat = None if machines is None else engine_seat(config, machines, index)
         return RemoteEngine(
             engine_config(config),
             model_folder=model_folder,
             device=config.hardware.device,
-            env={**config.hardware.rollout_env, **({} if seat else engine_devices(config, index))},
-            seat=seat,
+            env=config.hardware.rollout_env,
+            seat=engine_seat(config, machines, index),
             silence_limit_s=PROCESS_LIMIT_S if replicas.count > 1 else LONE_PROCESS_LIMIT_S,
         )
 
@@ -158,34 +152,32 @@ def build_engine(config: RunConfig, model_folder: Path, *, machines: Machines = 
     return ReplicaSet(new_engine, replicas.count, num_groups=replicas.num_groups)
 
 
-def engine_seat(config: RunConfig, machines: list[Machine], index: int) -> Seat:
-    """Of engine `index`; as `engine_devices`, with GPUs counted through the machines."""
-    from rl.placement.ray_nodes import seats_on
-
+def engine_seat(config: RunConfig, machines: Machines, index: int) -> Seat:
+    """Of engine `index`. Engines' GPUs are those after the trainer's or, where both share, begin with its first."""
     replicas = replicas_of(config)
     own = index if config.hardware.device == "cpu" else replicas.first_gpu(index)
-    return seats_on(machines, first=config.first_engine_gpu + own, count=1, size=replicas.gpus_per_engine)[0]
+    return _seats(config, machines, first=config.first_engine_gpu + own, count=1, size=replicas.gpus_per_engine)[0]
 
 
-def engine_devices(config: RunConfig, index: int = 0) -> dict[str, str]:
-    """Environment that gives engine `index` its GPUs, of those that this process may use.
+def _seats(config: RunConfig, machines: Machines, *, first: int, count: int, size: int = 1) -> list[Seat]:
+    return seats_on(machines or [_this_machine(config)], first=first, count=count, size=size)
 
-    They are those after the trainer's or, where both share, begin with the trainer's first.
-    """
+
+def _this_machine(config: RunConfig) -> Machine:
+    """With the GPUs that this process may use. Raises ConfigError where they are too few for the run."""
     if config.hardware.device == "cpu":
-        return {}
-    replicas, first = replicas_of(config), config.first_engine_gpu
-    count = replicas.num_groups * replicas.gpus_per_engine
-    usable = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = usable.split(",") if usable else [str(index) for index in range(config.hardware.gpus_per_node)]
-    if len(names) < first + count:
-        needs = f"{first} for the trainer and {count} for the engines" if first else f"{count} for the engines"
+        return Machine("this machine", ())
+    usable, needed = os.environ.get("CUDA_VISIBLE_DEVICES"), config.num_gpus_used
+    if usable is None:
+        return Machine("this machine", tuple(str(index) for index in range(config.hardware.gpus_per_node)))
+    names = tuple(name for name in usable.split(",") if name)
+    if len(names) < needed:
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); this run needs {first + count}: {needs}. "
-            "Unset it, or name more."
+            f"CUDA_VISIBLE_DEVICES={usable} leaves {len(names)} GPU(s); this run needs {needed}: "
+            f"{config.placement.trainer_ranks} for the trainer and {config.backend.rollout.total_gpus} for the engines"
+            f"{'' if config.has_engine_devices else ', on the same ones'}. Unset it, or name more."
         )
-    first += replicas.first_gpu(index)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + replicas.gpus_per_engine])}
+    return Machine("this machine", names)
 
 
 def build_evaluator(

@@ -157,13 +157,17 @@ def claim(placement_group: Any) -> None:
     _Runtime.claim = placement_group
 
 
+def is_on_one_machine() -> bool:
+    """Whether all processes of the run are: with a Ray of its own, or with one claimed machine of a cluster."""
+    return _Runtime.claim is None or _Runtime.claim.bundle_count == 1
+
+
 def seat_options(seat: Seat | None) -> dict[str, Any]:
-    """Options of the actor that is to sit there. None where nothing is claimed: anywhere."""
-    if seat is None:
+    """Options of the actor that is to sit there: none in a Ray of the run's own, which has this machine alone."""
+    if seat is None or _Runtime.claim is None:
         return {}
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    assert _Runtime.claim is not None, "no machine is claimed"
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(_Runtime.claim, seat.node)}
 
 

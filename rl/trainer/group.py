@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Never, NoReturn
 
 import torch
@@ -25,6 +27,7 @@ from rl.placement.ray_runtime import (
     actor_env,
     end_process,
     ensure_ray,
+    is_on_one_machine,
     obituary,
     own_host,
     own_place,
@@ -73,7 +76,7 @@ class TrainerGroup:
     ):
         """`env` is the environment of actors; a value that the user has set already wins.
 
-        `seats`, one a rank, say where they run in a cluster.
+        `seats`, one a rank, say on which machine they run and name their devices. None: one rank, or ranks on a CPU.
         """
         self.num_ranks = num_ranks
         self._config = config
@@ -176,7 +179,8 @@ class TrainerGroup:
 class _RankHost:
     """Holds one rank and its open stream of buckets; the body of an actor, or of the trainer thread."""
 
-    def __init__(self, *, buckets_to_cpu: bool):
+    def __init__(self, *, buckets_to_cpu: bool, env: Mapping[str, str] = MappingProxyType({})):
+        os.environ.update(env)  # Ray may have hidden devices from an actor that asked for none
         self._rank: TrainerRank | None = None
         self._buckets: Iterator[Bucket] | None = None
         self._buckets_to_cpu = buckets_to_cpu
@@ -290,7 +294,7 @@ class _InProcess:
 
 
 class _Actors:
-    """Several ranks, each a Ray actor with a GPU, or a core, of its own."""
+    """Several ranks, each a Ray actor. Ray gives them no devices: their seats do."""
 
     def __init__(
         self,
@@ -306,7 +310,8 @@ class _Actors:
         self._num_ranks: int = arguments["num_ranks"]
         self._device = device
         self._env = env
-        self._seats = seats
+        assert seats is not None or device == "cpu", "ranks on GPUs need seats that name them"
+        self._seats = seats or [Seat(0, {})] * self._num_ranks
         self._actors: list[Any] = []
         self._places: list[Place] = []
         self._is_started = asyncio.Event()
@@ -320,18 +325,14 @@ class _Actors:
         import ray
 
         ensure_ray()
-        if self._seats is None:
-            self._check_room()
-        seats = self._seats or [None] * self._num_ranks
-        one_node = self._seats is None or len({seat.node for seat in self._seats}) == 1
         # Ray's annotations do not know its own option.
         actor_class: Any = ray.remote(concurrency_groups={WATCH: 1})(_RankHost)  # pyright: ignore[reportCallIssue]
-        for seat in seats:
-            env = actor_env({**self._env, **({} if seat is None else seat.env)}, device=self._device)
-            if one_node:  # gloo and NCCL would otherwise listen on the interface that the host name stands for
-                env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-            options = {**self._share(seat), "max_restarts": 0, "runtime_env": {"env_vars": env}}
-            self._actors.append(actor_class.options(**options).remote(buckets_to_cpu=True))
+        for seat in self._seats:
+            env = self._env_on(seat)
+            actor = actor_class.options(
+                num_cpus=0, num_gpus=0, max_restarts=0, runtime_env={"env_vars": env}, **seat_options(seat)
+            )
+            self._actors.append(actor.remote(buckets_to_cpu=True, env=env))
         self._places = await self._gather("where", [a.where.remote() for a in self._actors], START_TIMEOUT_S)
         store = self._actors[0].open_store.remote()
         address = (await self._gather("open_store", [store], START_TIMEOUT_S))[0]
@@ -342,22 +343,13 @@ class _Actors:
         await self._gather("start", builds, START_TIMEOUT_S)
         self._is_started.set()
 
-    def _share(self, seat: Seat | None) -> dict[str, Any]:
-        """What Ray gives a rank: a device; nothing on a seat, whose machine is the run's and whose devices it names."""
-        if seat is not None:
-            return {"num_cpus": 0, "num_gpus": 0, **seat_options(seat)}
-        return {"num_cpus": 1, "num_gpus": 0} if self._device == "cpu" else {"num_cpus": 0, "num_gpus": 1}
+    def _env_on(self, seat: Seat) -> dict[str, str]:
+        """Gloo and NCCL would otherwise listen on the interface that the host name stands for.
 
-    def _check_room(self) -> None:
-        import ray
-
-        resource = "CPU" if self._device == "cpu" else "GPU"
-        available = ray.cluster_resources().get(resource, 0)
-        if available < self._num_ranks:
-            raise ConfigError(
-                f"placement.trainer_ranks={self._num_ranks} needs as many {resource}s, and Ray has {available:g}. "
-                f"Lower placement.trainer_ranks or start Ray with more."
-            )
+        Not on loopback where any process of the run is elsewhere: rank 0 sends weights to its engines, too.
+        """
+        loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if is_on_one_machine() else {}
+        return actor_env({**loopback, **self._env, **seat.env}, device=self._device)
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         if self._error is not None:

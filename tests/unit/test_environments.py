@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rl.assemble import build_engine, engine_devices
+from rl.assemble import build_engine, build_trainer, engine_seat
 from rl.config.check import check_run_config
 from rl.config.compose import compose_run_config
 from rl.config.replicas import engine_config, replicas_of
-from rl.config.schema import ConfigError, VLLMRolloutConfig
+from rl.config.schema import ConfigError, RunConfig, VLLMRolloutConfig
+from rl.placement import ray_runtime
+from rl.placement.ray_runtime import Seat
+from rl.trainer.group import TrainerGroup, _Actors
 
 TWO_OF_THREE_GPUS = ["backend.rollout.replicas=2", "backend.rollout.tensor_parallel=3"]
 BOTH = ["hardware.trainer_env.A=1", "hardware.rollout_env.B=2"]
@@ -55,7 +59,7 @@ def test_a_fully_async_engine_gets_the_gpus_after_the_trainer_s(
             *("backend=fsdp_vllm", "backend.rollout.tensor_parallel=2"),
         ]
     )
-    assert engine_devices(config) == {"CUDA_VISIBLE_DEVICES": expected}
+    assert engine_seat(config, None, 0).env == {"CUDA_VISIBLE_DEVICES": expected}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +77,54 @@ def test_each_engine_gets_its_own_gpus(words: list[str], expected: str, monkeypa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = compose_run_config(["hardware=h200x1", "hardware.gpus_per_node=8", *words])
     check_run_config(config)
-    engines = [engine_devices(config, index) for index in range(replicas_of(config).count)]
+    engines = [engine_seat(config, None, index).env for index in range(replicas_of(config).count)]
     assert engines == [{"CUDA_VISIBLE_DEVICES": names} for names in expected.split()]
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, ["0", "1"]), ("5,7,6", ["5", "7"])])
+def test_trainer_ranks_get_the_first_gpus_by_the_names_that_this_process_may_use(
+    visible: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Not by Ray's count, which needs amdsmi to find AMD's GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    words = ["hardware=h200x1", "hardware.gpus_per_node=3", "placement=fully_async", "placement.trainer_ranks=2"]
+    seats = ranks_of(compose_run_config(words), tmp_path)._seats
+    assert seats == [Seat(0, {"CUDA_VISIBLE_DEVICES": name}) for name in expected]
+
+
+def ranks_of(config: RunConfig, folder: Path) -> _Actors:
+    trainer = build_trainer(config, folder, total_steps=1)
+    assert isinstance(trainer, TrainerGroup)
+    assert isinstance(trainer._ranks, _Actors)
+    return trainer._ranks
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize(
+    ("num_machines", "users", "expected"),
+    [(None, None, "lo"), (1, None, "lo"), (2, None, None), (1, "eth7", "eth7"), (2, "eth7", "eth7")],
+)
+def test_ranks_meet_on_loopback_only_where_the_whole_run_is_on_one_machine_and_the_user_says_nothing(
+    num_machines: int | None,
+    users: str | None,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    """All ranks are on the first of the machines; the engines may be on the second."""
+    claim = None if num_machines is None else SimpleNamespace(bundle_count=num_machines)
+    monkeypatch.setattr(ray_runtime._Runtime, "claim", claim)
+    for name in INTERFACES:
+        monkeypatch.delenv(name, raising=False)
+        if users is not None:
+            monkeypatch.setenv(name, users)
+    ranks = ranks_of(compose_run_config(["placement.trainer_ranks=2"]), tmp_path)
+    env = ranks._env_on(Seat(0, {}))
+    assert [env.get(name) for name in INTERFACES] == [expected] * 2
 
 
 def test_engines_that_share_a_device_split_its_memory():
@@ -102,8 +152,9 @@ def test_one_colocated_engine_lives_in_this_process_and_several_in_their_own(
     assert type(build_engine(compose_run_config(words), tmp_path)).__name__ == kind
 
 
-def test_too_few_visible_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+@pytest.mark.parametrize(("visible", "num_left"), [("3", 1), ("", 0)])
+def test_too_few_visible_gpus_are_refused(visible: str, num_left: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = compose_run_config(["hardware=h200x1", "hardware.gpus_per_node=2", "placement=fully_async"])
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=3 leaves 1"):
-        engine_devices(config)
+    with pytest.raises(ConfigError, match=rf"CUDA_VISIBLE_DEVICES={visible} leaves {num_left} GPU"):
+        engine_seat(config, None, 0)
