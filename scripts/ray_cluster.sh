@@ -114,6 +114,7 @@ export RAY_enable_worker_prestart=0 RAY_prestart_worker_first_driver=0
 # A run gives its processes their GPUs itself.
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
 # On a loopback address Ray would take another one, and listen on every interface.
+unset RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER
 [[ ${2:-} != 127.* ]] || export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0
 
 case $command in

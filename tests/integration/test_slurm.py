@@ -25,7 +25,7 @@ SCONTROL = """#!/bin/sh
 printf '%s\\n' $NODES
 """
 SRUN = f"""#!{sys.executable}
-import os, signal, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys, time
 from pathlib import Path
 
 nodes = sys.argv[sys.argv.index("-w") + 1].split(",")
@@ -35,21 +35,38 @@ def note(what):
     with open(os.environ["STEPS"], "a") as file:
         file.write(f"{{what}} {{','.join(nodes)}}: {{' '.join(words)}}\\n")
 
-def end(*signals):
-    step = f"STEP={{os.getpid()}}"
+def descendants():
+    parents = {{}}
     for path in Path("/proc").iterdir():
         try:
-            if path.name.isdigit() and step in (path / "environ").read_text().split("\\0"):
-                os.kill(int(path.name), signal.SIGKILL)
+            if path.name.isdigit():
+                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
+            pass
+    wave, found = {{os.getpid()}}, set()
+    while wave:
+        wave = {{child for child, parent in parents.items() if parent in wave}}
+        found |= wave
+    return found
+
+def end(*signals):
+    while left := descendants():
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        try:
+            while True:
+                os.waitpid(-1, 0)
+        except ChildProcessError:
             pass
     if signals:
         note("ended")
         os._exit(143)
 
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what daemons leave their parents for
 signal.signal(signal.SIGTERM, end)
 note("begun")
-tasks = [subprocess.Popen(words, env={{**os.environ, "STEP": str(os.getpid()), "NODE": node}}) for node in nodes]
+tasks = [subprocess.Popen(words, env={{**os.environ, "NODE": node}}) for node in nodes]
 codes = [None]
 while None in codes and not (any(codes) and "--kill-on-bad-exit=1" in sys.argv):
     time.sleep(0.1)
