@@ -56,17 +56,18 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
         save_run_yaml(config, run_folder / "run.yaml")
         _configure_logging(run_folder)
         _configure_libraries(config)
+        crash = _Crash(run_folder)
         try:
             if config.mode is Mode.eval:
                 return _evaluate(config, run_folder)
-            return _train(config, run_folder, checkpoint, overrides)
+            return _train(config, run_folder, checkpoint, overrides, crash)
         except ConfigError:
             raise
         except KeyboardInterrupt:
             print("\nstopped before the first step", file=sys.stderr)
             return exit_codes.INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, say it in one line and keep the rest
-            exit_code = _report_crash(error, run_folder)
+            exit_code = crash.conclude(error)
         finally:
             shutdown_ray()
     if any(thread.name.startswith("trainer") for thread in threading.enumerate()):
@@ -74,7 +75,9 @@ def drive(config: RunConfig, run_folder: Path, *, overrides: Sequence[str]) -> i
     return exit_code
 
 
-def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, overrides: Sequence[str]) -> int:
+def _train(
+    config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, overrides: Sequence[str], crash: _Crash
+) -> int:
     from rl.assemble import assemble, claim_cluster, prepare_policy
 
     machines = claim_cluster(config, run_folder)
@@ -104,6 +107,7 @@ def _train(config: RunConfig, run_folder: Path, checkpoint: Checkpoint | None, o
             lambda: assemble(config, run_folder, policy=policy, checkpoint=checkpoint, facts=facts, machines=machines),
             config,
             run_folder,
+            crash,
         )
     )
 
@@ -136,7 +140,7 @@ class _DaemonThreads(ThreadPoolExecutor):
         return future
 
 
-async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path) -> int:
+async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path, crash: _Crash) -> int:
     from rl.loop import fit
 
     run = assemble()
@@ -150,6 +154,7 @@ async def _fit(assemble: Callable[[], Run], config: RunConfig, run_folder: Path)
         await _end_with_failure(fit(run), run.failure())
     except BaseException as error:
         error.add_note(f"in step {run.progress.step + 1}")
+        crash.announce(error)
         try:
             await _close(run, failed=True, limit_s=FAILED_CLOSE_S)
         except TimeoutError:
@@ -320,20 +325,37 @@ def _resume_line(checkpoint: Checkpoint) -> str:
     return f"{line} = the first {first:,} prompts of the epoch order, none twice, none skipped"
 
 
-def _report_crash(error: Exception, run_folder: Path) -> int:
-    """One line for the terminal, the whole traceback for the folder, nothing secret in either."""
-    text = mask_secrets("".join(traceback.format_exception(error)))
-    where = f" ({', '.join(notes)})" if (notes := getattr(error, "__notes__", [])) else ""
-    print(f"\nrl: the run failed{where}: {mask_secrets(headline(error))}", file=sys.stderr, flush=True)
-    path = run_folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as full:  # the disk that ended the run has no room for this either
-        print(f"{text}\n    {path} could not be written: {full}", file=sys.stderr)
-    else:
-        print(f"    traceback: {path}", file=sys.stderr)
-    print(f"    continue:  rl resume={run_folder}", file=sys.stderr, flush=True)
-    return exit_codes.FAILED
+class _Crash:
+    """What is said of the error that ends a run: the headline first, and last what to do; nothing secret in either."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run_folder = run_folder
+        self._is_announced = False
+
+    def announce(self, error: BaseException) -> None:
+        """At once: to close the parts may take a while, and the table of the run comes between. Says it once.
+
+        An interrupt and a ConfigError are not headed: the one is no failure, the other is its own headline.
+        """
+        if self._is_announced or isinstance(error, ConfigError) or not isinstance(error, Exception):
+            return
+        self._is_announced = True
+        where = f" ({', '.join(notes)})" if (notes := getattr(error, "__notes__", [])) else ""
+        print(f"\nrl: the run failed{where}: {mask_secrets(headline(error))}", file=sys.stderr, flush=True)
+
+    def conclude(self, error: Exception) -> int:
+        """The whole traceback goes to the folder. Returns the exit code."""
+        self.announce(error)
+        text = mask_secrets("".join(traceback.format_exception(error)))
+        path = self._run_folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as full:  # the disk that ended the run has no room for this either
+            print(f"{text}\n    {path} could not be written: {full}", file=sys.stderr)
+        else:
+            print(f"    traceback: {path}", file=sys.stderr)
+        print(f"    continue:  rl resume={self._run_folder}", file=sys.stderr, flush=True)
+        return exit_codes.FAILED
 
 
 def _configure_logging(run_folder: Path) -> None:

@@ -20,6 +20,7 @@ class FaultClass(StrEnum):
     IMPORT = "import error"
     COLLECTIVE_TIMEOUT = "collective timeout"
     GPU = "GPU fault"
+    HANG = "hanging process"
     SIGNAL = "killed by a signal"
     PEER = "lost connection to another process"
     EXIT = "exit"
@@ -60,6 +61,7 @@ _CAUSES: tuple[tuple[FaultClass, re.Pattern[str]], ...] = tuple(
             r"illegal memory access|device-side assert|Memory access fault by GPU|HSA_STATUS_ERROR"
             r"|\b(CUDA|HIP) error: |hipErrorIllegalAddress|CUBLAS_STATUS_|unhandled (cuda|hip) error|uncorrectable ECC",
         ),
+        (FaultClass.HANG, r": it hangs\b"),
         (
             FaultClass.SIGNAL,
             r"\bSIG(KILL|SEGV|ABRT|BUS|FPE|ILL|TERM|QUIT|HUP)\b|killed by signal|exit code -\d+"

@@ -86,6 +86,7 @@ def ensure_ray() -> None:
         _join()
     else:
         _start()
+    _keep_notes_to_the_log()
     _Runtime.started_here = True
 
 
@@ -104,6 +105,20 @@ def _join() -> None:
             "runs (ray status), with the same Ray and Python as here and, where it asks for a token, with that token "
             "in ~/.ray/auth_token or RAY_AUTH_TOKEN. Without an address a run starts a Ray of its own."
         ) from error
+
+
+def _keep_notes_to_the_log() -> None:
+    """Ray prints a long note of each process that dies, the same for every cause, above our own. run.log keeps it.
+
+    Ray has no setting for it. Where a later version has not this function, its notes are printed as before.
+    """
+    from ray._private import worker
+
+    def keep(data: dict[str, Any], *_: Any, **__: Any) -> None:
+        log.info("Ray: %s", "\n".join(data["lines"]))
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = keep
 
 
 def _start() -> None:

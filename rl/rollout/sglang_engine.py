@@ -55,7 +55,6 @@ from rl.weights.inlet import to_json
 
 CLOSE_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 5.0
-LOG_LINES_SHOWN = 20
 
 
 class SGLangEngine(Engine):
@@ -138,7 +137,7 @@ class SGLangSampler:
         process.join(EXIT_TIMEOUT_S)
         atexit.unregister(process.kill)
         exit_code = process.exitcode
-        log = last_lines(self._log_folder / "sglang.log", LOG_LINES_SHOWN)
+        log = last_lines(self._log_folder / "sglang.log")
         self._call_soon(self._die, f"process {process.pid} {describe_exit(exit_code)}. {log}")
 
     def _write(self, connection: Connection) -> None:
@@ -219,7 +218,7 @@ class SGLangSampler:
                     if not self._started.done():
                         self._started.set_result(message)
                 case Failed(reason) if not self._is_closed:
-                    log = last_lines(self._log_folder / "sglang.log", LOG_LINES_SHOWN)
+                    log = last_lines(self._log_folder / "sglang.log")
                     if not self._started.done():
                         self._started.set_exception(EngineError(f"SGLang did not start: {reason}\n{log}"))
         if outcomes:

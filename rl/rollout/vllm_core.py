@@ -44,7 +44,6 @@ __all__ = ["Core", "EngineDeadError", "RequestOutput", "start_core"]
 T = TypeVar("T")
 
 GRACE_S = 1.0
-LOG_LINES_SHOWN = 10
 WORKER_EXTENSION = "rl.rollout.vllm_worker.WeightReceiver"
 
 _WRITTEN_BY_VLLM = (
@@ -100,7 +99,7 @@ def start_core(config: VLLMRolloutConfig, *, model_folder: Path, device: str, lo
                 multiprocess_mode=True,
             )
         except RuntimeError as error:  # "see root cause above", which is in the log
-            raise EngineError(f"vLLM did not start: {error}\n{last_lines(log_file, LOG_LINES_SHOWN)}") from error
+            raise EngineError(f"vLLM did not start: {error}\n{last_lines(log_file)}") from error
     core = Core(engine, log_file=log_file)
     core.rpc("rl_attach")
     return core
@@ -268,7 +267,7 @@ class Core:
         while any(process.exitcode is None for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)  # another thread of vLLM's may be the one that reaps it
         ends = [f"process {process.pid} {describe_exit(process.exitcode)}" for process in self._processes]
-        return f"{', '.join(ends)}\n{last_lines(self._log_file, LOG_LINES_SHOWN)}"
+        return f"{', '.join(ends)}\n{last_lines(self._log_file)}"
 
     def unblock(self) -> None:
         """Frees the driving thread if it waits for an answer of the dead core, which vLLM itself leaves waiting."""

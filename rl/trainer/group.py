@@ -448,9 +448,15 @@ class _Actors:
         self._actors = []
 
     async def close(self) -> None:
-        if self._actors:
-            await self.call("close", [()] * self._num_ranks)
-        self._end()
+        """Ranks that answer end themselves, as Ray asks them to; of one that is killed Ray would report a death."""
+        if not self._actors:
+            return
+        import ray
+
+        await self.call("close", [()] * self._num_ranks)
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
 
 
 async def _result_of(reference: Any) -> Any:

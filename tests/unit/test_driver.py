@@ -11,7 +11,7 @@ import pytest
 
 from rl import driver
 from rl.config.schema import ConfigError
-from rl.driver import _end_with_failure, _report_crash, _resume_line
+from rl.driver import _Crash, _end_with_failure, _resume_line
 from rl.run_folder import Checkpoint
 
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_whose_numbers_do_not_add_up_is_refused(changes: dict[str, 
 def test_a_crash_is_headed_by_its_class_and_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     error = OSError(28, "No space left on device", "/run/checkpoints")
     error.add_note("in step 7")
-    assert _report_crash(error, tmp_path) == 1
+    assert _Crash(tmp_path).conclude(error) == 1
     message = capsys.readouterr().err
     assert message.startswith(
         "\nrl: the run failed (in step 7): no space left on the disk: OSError: [Errno 28] No space left on device: "
@@ -85,7 +85,23 @@ def test_a_crash_is_headed_by_its_class_and_its_step(tmp_path: Path, capsys: pyt
     assert "No space left" in next(tmp_path.glob("crash-*.log")).read_text()
 
 
+def test_a_headline_is_said_once_and_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    crash, error = _Crash(tmp_path), RuntimeError("all engines died")
+    crash.announce(error)
+    assert capsys.readouterr().err == "\nrl: the run failed: RuntimeError: all engines died\n"
+    crash.conclude(error)
+    assert capsys.readouterr().err.startswith("    traceback: ")
+
+
+@pytest.mark.parametrize("error", [ConfigError("seed=x"), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_refusal_and_an_interrupt_have_no_headline(
+    error: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    _Crash(tmp_path).announce(error)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_crash_report_that_cannot_be_written_goes_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert _report_crash(OSError(28, "No space left on device"), tmp_path / "absent") == 1
+    assert _Crash(tmp_path / "absent").conclude(OSError(28, "No space left on device")) == 1
     message = capsys.readouterr().err
     assert "could not be written" in message and "OSError: [Errno 28]" in message

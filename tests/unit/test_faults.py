@@ -81,6 +81,8 @@ TABLE = [
     ("RuntimeError: CUDA error: an illegal memory access was encountered", (), FaultClass.GPU, "illegal"),
     (RAY_DEATH, ("Memory access fault by GPU node-2 (Agent handle: 0x55) on address 0x7f. Reason: Unknown.",
      "*** SIGABRT received at time=1 ***"), FaultClass.GPU, "GPU node-2"),
+    ("EngineError: process 7 of the engine was killed: it has not answered for 25 s: it hangs.", (),
+     FaultClass.HANG, "25 s"),
     (RAY_DEATH, SEGV_LOG, FaultClass.SIGNAL, "SIGSEGV"),
     (RAY_DEATH_WITH.format("Worker exits with an exit code 1. The process receives a SIGTERM."), (),
      FaultClass.SIGNAL, "SIGTERM"),
