@@ -188,6 +188,7 @@ def build_evaluator(
         task,
         max_concurrent_samples=2 * num_seqs,  # the next ones wait in the engine, not here
         reward_timeout_s=config.stream.reward_timeout_s,
+        stall_timeout_s=config.stream.stall_timeout_s,
         answers_file=answers_file,
         shows_progress=shows_progress,
     )

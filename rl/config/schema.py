@@ -401,8 +401,9 @@ class StreamConfig:
     reward_timeout_s: float = 300.0
     """From a group's last answer to its rewards; then its grader has failed, in training and evaluation alike."""
     stall_timeout_s: float = 1800.0
-    """The run stops when no group finishes for so long while the trainer waits for a batch. Also the limit of one
-    publish, which waits for running requests."""
+    """The run stops when no group finishes for so long while the trainer waits for a batch, or no problem of an
+    evaluation. Also the limit of one publish, and of giving the devices to the trainer or back to the engine: they wait
+    for running requests."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ UNUSED: tuple[Unused, ...] = (
     Unused(
         (
             *("steps", "checkpoint", "canary", "sentinels", "logger", "algorithm", "plan"),
-            *("stream.window", "stream.oversample", "stream.max_failed_fraction", "stream.stall_timeout_s"),
+            *("stream.window", "stream.oversample", "stream.max_failed_fraction"),
             *("backend.trainer.optimizer", "backend.trainer.max_tokens_per_micro_batch"),
             *("evaluation.every", "evaluation.at_start", "evaluation.at_end"),
             *("task.epochs", "task.reward", "task.sampling", "placement.max_staleness", "placement.publish_every"),

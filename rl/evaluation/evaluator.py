@@ -16,7 +16,7 @@ import numpy as np
 from rl.evaluation.metrics import accuracy, majority, mean_and_error, metric_name, pass_at_k, powers_of_two
 from rl.grading import grade, sample
 from rl.progress import ProgressLine
-from rl.protocols import RolloutEngine, Task
+from rl.protocols import EngineError, RolloutEngine, Task
 from rl.types import EvalResult, EvalSet, Prompt, Reward, RewardError, Rollout
 
 
@@ -33,9 +33,9 @@ class TaskEvaluator:
     """Evaluates every problem of the task's evaluation sets exactly once, each set with its own sampling.
 
     `max_concurrent_samples` bounds the samples asked for at once: enough to fill the engine, not so many that a large
-    benchmark floods it. A grader that takes longer than `reward_timeout_s` for a problem has failed on it. With
-    `answers_file` the answers of the latest evaluation are written there, one a line. With `shows_progress` a line
-    counts the problems of each set.
+    benchmark floods it. A grader that takes longer than `reward_timeout_s` for a problem has failed on it; an engine
+    that has no problem's answers ready for `stall_timeout_s` has failed altogether. With `answers_file` the answers of
+    the latest evaluation are written there, one a line. With `shows_progress` a line counts the problems of each set.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class TaskEvaluator:
         *,
         max_concurrent_samples: int,
         reward_timeout_s: float,
+        stall_timeout_s: float,
         answers_file: Path | None = None,
         shows_progress: bool = False,
     ) -> None:
@@ -52,6 +53,7 @@ class TaskEvaluator:
         self._eval_sets = task.eval_sets()
         self._max_concurrent_samples = max_concurrent_samples
         self._reward_timeout_s = reward_timeout_s
+        self._stall_timeout_s = stall_timeout_s
         self._answers_file = answers_file
 
     async def evaluate(self, engine: RolloutEngine, *, step: int) -> list[EvalResult]:
@@ -77,11 +79,33 @@ class TaskEvaluator:
                 for job in jobs:
                     job.add_done_callback(lambda _: line.advance())
             try:
-                return await asyncio.gather(*jobs)
+                return await self._unless_stalled(eval_set.name, jobs)
             finally:
                 for job in jobs:
                     job.cancel()
                 await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _unless_stalled(self, name: str, jobs: list[asyncio.Task[GradedProblem]]) -> list[GradedProblem]:
+        """The results of all, in order. Raises the first error, and EngineError when none is done for too long."""
+        clock = asyncio.get_running_loop().time
+        all_done, last_s = asyncio.gather(*jobs), clock()
+
+        def note(_: asyncio.Task[GradedProblem]) -> None:
+            nonlocal last_s
+            last_s = clock()
+
+        for job in jobs:
+            job.add_done_callback(note)
+        while not all_done.done():
+            left_s = last_s + self._stall_timeout_s - clock()
+            if left_s <= 0:
+                raise EngineError(
+                    f"evaluation {name}: no problem was done for {self._stall_timeout_s:.0f} s "
+                    f"(stream.stall_timeout_s); {sum(job.done() for job in jobs)} of {len(jobs)} are. The engine does "
+                    "not answer, or its answers take longer than that."
+                )
+            await asyncio.wait({all_done}, timeout=left_s)
+        return all_done.result()
 
     async def _problem(
         self, engine: RolloutEngine, slots: asyncio.Semaphore, eval_set: EvalSet, index: int

@@ -86,7 +86,7 @@ def evaluate(
         Sets(*sets),  # type: ignore[arg-type]
         max_concurrent_samples=at_once,
         reward_timeout_s=limit_s,
-        **options,
+        **{"stall_timeout_s": 300.0, **options},
     )
     return asyncio.run(evaluator.evaluate(engine, step=7))  # type: ignore[arg-type]
 
@@ -138,6 +138,26 @@ def test_a_grader_that_hangs_is_no_wrong_answer_and_one_that_hangs_on_everything
     assert (result.value, result.num_problems, result.num_errors) == (0.75, 8, 8)
     with pytest.raises(RewardError, match=r"the grader failed on all 2 problems; .*took over 0\.2 s.*reward_timeout_s"):
         evaluate(ScriptedEngine(), eval_set(2, grader=grader), limit_s=0.2)
+
+
+def test_an_engine_that_stops_answering_ends_the_evaluation_and_one_that_is_slow_does_not():
+    class Slow(ScriptedEngine):
+        def __init__(self, *, num_answered: int) -> None:
+            super().__init__()
+            self.num_answered = num_answered
+
+        async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling):
+            await asyncio.sleep(0.15 * (group_id + 1) if group_id < self.num_answered else 3600)
+            async for rollout in super().generate(prompt, group_id=group_id, n=n, sampling=sampling):
+                yield rollout
+
+    # Four problems, one each 0.15 s: 0.6 s in all, and never 0.4 s without one.
+    (result,) = evaluate(Slow(num_answered=4), eval_set(4), stall_timeout_s=0.4)
+    assert result.num_problems == 4
+    with pytest.raises(
+        EngineError, match=r"evaluation set: no problem was done for 0 s \(stream\.stall_timeout_s\); 3 of 4 are"
+    ):
+        evaluate(Slow(num_answered=3), eval_set(4), stall_timeout_s=0.4)
 
 
 def test_an_engine_that_fails_ends_the_evaluation_and_leaves_nothing_running():

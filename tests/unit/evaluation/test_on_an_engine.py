@@ -50,6 +50,7 @@ async def evaluated(folder: Path, *, max_num_seqs: int, sampling: Sampling, samp
             Rows(sampling, samples),  # type: ignore[arg-type]
             max_concurrent_samples=2 * max_num_seqs,
             reward_timeout_s=300.0,
+            stall_timeout_s=300.0,
         )
         return await evaluator.evaluate(engine, step=0)
     finally:
