@@ -250,14 +250,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "engine/redispatched_groups",
         "groups",
-        "groups that another engine had to sample again because theirs died, since the run began",
+        "groups that another engine had to sample again because theirs died, since the run began or was resumed",
         (0.0, 0.0),
         Reduction.LAST,
     ),
     Metric(
         "engine/replica_restarts",
         "restarts",
-        "engines that died and were started again, since the run began",
+        "engines that died and were started again, since the run began or was resumed",
         (0.0, 0.0),
         Reduction.LAST,
     ),
