@@ -45,7 +45,7 @@ SURVIVED = ("engine", "reward worker")
 ROLES = ("driver", "trainer rank", *SURVIVED)
 MARKS = {"ray::_RankHost": "trainer rank", "ray::_EngineHost": "engine", " rl.tasks.": "reward worker"}
 """What the command line of a role's processes has."""
-AGENT = re.compile(r"ray::(Dashboard|RuntimeEnv)Agent|\S*python -u \S*/agent[/.]")
+AGENT = re.compile(r"ray::(Dashboard|RuntimeEnv)Agent|\S+ -u \S*/agent[/.]")
 """How the command line of one of Ray's agents begins: before and after it has given itself a name."""
 WORDS = (
     "experiment=quickstart",
