@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import ConfigError, Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
+from rl.config.schema import Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
 from rl.protocols import EngineError, Trainer, WeightSource
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
@@ -456,13 +456,6 @@ async def test_ranks_get_the_configured_environment_and_the_users_first(
     for pid in [place.pid for place in trainer._ranks._places]:
         assert set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) >= expected
     await trainer.close()
-
-
-@pytest.mark.slow
-async def test_more_ranks_than_cores_are_refused_by_name(tiny_qwen3, ray_cluster):
-    trainer = group(tiny_qwen3, 5)
-    with pytest.raises(ConfigError, match=r"placement\.trainer_ranks=5"):
-        await trainer.start()
 
 
 async def test_an_error_of_the_rank_is_raised_as_it_is(tmp_path):
