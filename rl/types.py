@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class FinishReason(StrEnum):
@@ -192,24 +193,25 @@ class RolloutGroup:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Sequences packed back to back for one forward and backward pass of one rank."""
+    """Sequences packed back to back for one forward and backward pass of one rank.
 
-    token_ids: NDArray[np.int64]
+    What a rank can make itself (positions of text, values of a sequence on each of its tokens) does not travel.
+    """
+
+    token_ids: IntArray
     """[T]"""
-    position_ids: NDArray[np.int64]
-    """[T], restarting at 0 for each sequence; [3, T] for multimodal rotary positions."""
     cu_seqlens: IntArray
     """[n+1], cumulative lengths starting at 0: sequence j is cu_seqlens[j]:cu_seqlens[j+1]."""
+    prompt_lengths: IntArray
+    """[n], tokens; an image placeholder after them, which the policy sampled itself, stands for no image."""
     loss_mask: BoolArray
     """[T]"""
-    is_prompt: BoolArray
-    """[T]; an image placeholder that the policy sampled itself stands for no image."""
     advantages: FloatArray
     """[T], the rollout's advantage on each of its loss tokens, 0 elsewhere."""
     rollout_logprobs: FloatArray
     """[T]"""
     temperatures: FloatArray
-    """[T], what each token was sampled at; 1.0 on prompt tokens."""
+    """[n], what each sequence was sampled at."""
     staleness: IntArray
     """[n], trainer version minus the rollout's min_policy_version, in published versions."""
     group_loss_tokens: IntArray
@@ -218,11 +220,25 @@ class MicroBatch:
     """[T], filled by the trainer before the first update; None until then, or where they are not used."""
     ref_logprobs: FloatArray | None = None
     """[T], filled by the trainer; None without a reference policy."""
+    position_ids: IntArray | None = None
+    """[3, T], multimodal rotary positions; None: each sequence counts from 0."""
     mm_inputs: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def num_sequences(self) -> int:
         return len(self.cu_seqlens) - 1
+
+    def places(self) -> IntArray:
+        """[T], each token's in its own sequence, from 0."""
+        return np.arange(len(self.token_ids), dtype=np.int32) - self.on_tokens(self.cu_seqlens[:-1])
+
+    def is_prompt(self) -> BoolArray:
+        """[T]"""
+        return self.places() < self.on_tokens(self.prompt_lengths)
+
+    def on_tokens(self, values: NDArray[Number]) -> NDArray[Number]:
+        """[n], of sequences -> [T], of their tokens."""
+        return np.repeat(values, np.diff(self.cu_seqlens))
 
     @property
     def num_loss_sequences(self) -> int:

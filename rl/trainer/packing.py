@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.config.schema import Packing
-from rl.types import BoolArray, FloatArray, LossCounts, MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
+from rl.types import BoolArray, FloatArray, IntArray, LossCounts, MicroBatch, Prompt, Rollout, RolloutGroup, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,6 @@ def _masked(micro: MicroBatch) -> MicroBatch:
         loss_mask=np.zeros_like(micro.loss_mask),
         advantages=np.zeros_like(micro.advantages),
         rollout_logprobs=np.zeros_like(micro.rollout_logprobs),
-        temperatures=np.ones_like(micro.temperatures),
     )
 
 
@@ -203,23 +202,25 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
     cu_seqlens = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     loss_mask = np.concatenate([sequence.loss_mask for sequence in sequences])
     assert not loss_mask[cu_seqlens[:-1]].any(), "the first token of a sequence has no prediction"
-
-    def per_token(values: list[float]) -> NDArray[np.float32]:
-        return np.repeat(np.array(values, dtype=np.float32), lengths)
-
     return MicroBatch(
-        token_ids=np.concatenate([r.token_ids for r in rollouts]).astype(np.int64),
-        position_ids=_join_position_ids(sequences),
+        token_ids=np.concatenate([r.token_ids for r in rollouts]),
         cu_seqlens=cu_seqlens,
+        prompt_lengths=np.array([len(s.prompt.token_ids) for s in sequences], dtype=np.int32),
         loss_mask=loss_mask,
-        is_prompt=np.concatenate([np.arange(len(s)) < len(s.prompt.token_ids) for s in sequences]),
-        advantages=np.where(loss_mask, np.concatenate([_advantages(r) for r in rollouts]), np.float32(0.0)),
-        rollout_logprobs=np.where(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts]), np.float32(0.0)),
-        temperatures=np.where(loss_mask, per_token([r.temperature for r in rollouts]), np.float32(1.0)),
+        advantages=_on_mask(loss_mask, np.concatenate([_advantages(r) for r in rollouts])),
+        rollout_logprobs=_on_mask(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts])),
+        temperatures=np.array([r.temperature for r in rollouts], dtype=np.float32),
         staleness=np.array([sequence.staleness for sequence in sequences], dtype=np.int32),
         group_loss_tokens=np.array([sequence.group_loss_tokens for sequence in sequences], dtype=np.int32),
+        position_ids=_join_position_ids(sequences),
         mm_inputs=_join_mm_inputs([sequence.prompt.mm_inputs for sequence in sequences]),
     )
+
+
+def _on_mask(loss_mask: BoolArray, values: FloatArray) -> FloatArray:
+    """`values`, changed in place: 0 elsewhere, also where a log-prob is not finite."""
+    values[~loss_mask] = 0.0
+    return values
 
 
 def _advantages(rollout: Rollout) -> FloatArray:
@@ -228,23 +229,21 @@ def _advantages(rollout: Rollout) -> FloatArray:
     return np.full(len(rollout.token_ids), rollout.advantage, dtype=np.float32)
 
 
-def _join_position_ids(sequences: list[_Sequence]) -> NDArray[np.int64]:
-    """[T], or [3, T] if any sequence has multimodal positions; text counts alike in all three."""
-    num_rows = 3 if any(sequence.prompt.position_ids is not None for sequence in sequences) else 1
-    joined = np.concatenate([np.broadcast_to(_position_ids(s), (num_rows, len(s))) for s in sequences], axis=1)
-    return joined if num_rows == 3 else joined[0]
+def _join_position_ids(sequences: list[_Sequence]) -> IntArray | None:
+    """[3, T] if any sequence has multimodal positions; text counts alike in all three. None if all are text."""
+    if all(sequence.prompt.position_ids is None for sequence in sequences):
+        return None
+    return np.concatenate([_position_ids(sequence) for sequence in sequences], axis=1)
 
 
-def _position_ids(sequence: _Sequence) -> NDArray[np.int64]:
-    """[1, L] or [3, L]. The response follows the largest position of the prompt, which need not be its last."""
+def _position_ids(sequence: _Sequence) -> IntArray:
+    """[3, L]. The response follows the largest position of the prompt, which need not be its last."""
     of_prompt = sequence.prompt.position_ids
     if of_prompt is None:
-        return np.arange(len(sequence), dtype=np.int64)[None]
-    num_rows, num_prompt_tokens = of_prompt.shape
-    of_response = np.arange(len(sequence) - num_prompt_tokens, dtype=np.int64) + of_prompt.max() + 1
-    return np.concatenate(
-        [of_prompt.astype(np.int64), np.broadcast_to(of_response, (num_rows, len(of_response)))], axis=1
-    )
+        return np.broadcast_to(np.arange(len(sequence), dtype=np.int32), (3, len(sequence)))
+    num_response = len(sequence) - of_prompt.shape[1]
+    of_response = np.arange(num_response, dtype=np.int32) + of_prompt.max() + 1
+    return np.concatenate([of_prompt, np.broadcast_to(of_response, (3, num_response))], axis=1, dtype=np.int32)
 
 
 def _join_mm_inputs(inputs: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

@@ -118,13 +118,13 @@ class ScoringModel(nn.Module, ABC, Generic[Model]):
     def forward(self, micro: MicroBatch, score_mask: BoolArray) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probs [T], entropies [T]) on the tokens of `score_mask`, zero elsewhere."""
         device = next(self.parameters()).device
-        token_ids = torch.from_numpy(micro.token_ids).to(device)
-        position_ids = torch.from_numpy(micro.position_ids).to(device)
+        position_ids = micro.places() if micro.position_ids is None else micro.position_ids
+        token_ids, position_ids = (torch.from_numpy(ids).to(device).long() for ids in (micro.token_ids, position_ids))
         return token_logprobs(
             self.head,
             self.hidden_states(micro, token_ids, position_ids),
             token_ids,
-            torch.from_numpy(micro.temperatures).to(device),
+            torch.from_numpy(micro.on_tokens(micro.temperatures)).to(device),
             positions_to_score(score_mask).to(device),
             chunk_tokens=self.logprob_chunk_tokens,
             entropy_gradient=self.entropy_gradient,
@@ -151,7 +151,7 @@ class Policy(ScoringModel[PreTrainedModel]):
             bounds = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens}
             bounds |= {"max_length_q": max_length, "max_length_k": max_length}
         mm_inputs = {name: torch.from_numpy(value).to(token_ids.device) for name, value in micro.mm_inputs.items()}
-        is_prompt = torch.from_numpy(micro.is_prompt).to(token_ids.device) if mm_inputs else None
+        is_prompt = torch.from_numpy(micro.is_prompt()).to(token_ids.device) if mm_inputs else None
         with placeholders_of_images(self.model, token_ids.unsqueeze(0), is_prompt) as input_ids:
             return self.model.base_model(
                 input_ids=input_ids,

@@ -28,12 +28,13 @@ def test_two_sequences_by_hand():
     short, long = group.rollouts
     assert micro.token_ids.tolist() == [*long.token_ids, *short.token_ids]
     assert micro.cu_seqlens.tolist() == [0, 5, 8]
-    assert micro.position_ids.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert micro.places().tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
     assert micro.loss_mask.tolist() == [False, False, True, True, True, False, False, True]
     assert micro.advantages.tolist() == [0.0, 0.0, -0.5, -0.5, -0.5, 0.0, 0.0, 0.5]
-    assert micro.temperatures.tolist() == pytest.approx([1.0, 1.0, 0.7, 0.7, 0.7, 1.0, 1.0, 0.7])
+    assert micro.temperatures.tolist() == pytest.approx([0.7, 0.7])
+    assert micro.is_prompt().tolist() == [True, True, False, False, False, True, True, False]
     assert micro.rollout_logprobs.tolist() == [*long.rollout_logprobs, *short.rollout_logprobs]
-    assert (micro.token_ids.dtype, micro.cu_seqlens.dtype) == (np.int64, np.int32)
+    assert (micro.token_ids.dtype, micro.cu_seqlens.dtype) == (np.int32, np.int32)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

@@ -36,13 +36,13 @@ def plain_logprobs(folder: Path, micro: MicroBatch) -> tuple[np.ndarray, np.ndar
     """Log-probs and entropies of one sequence at a time, by the plain model and log_softmax."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     logprobs, entropies = np.zeros(len(micro.token_ids)), np.zeros(len(micro.token_ids))
-    for start, end in itertools.pairwise(micro.cu_seqlens):
-        ids = torch.from_numpy(micro.token_ids[start:end])
+    for (start, end), temperature in zip(itertools.pairwise(micro.cu_seqlens), micro.temperatures, strict=True):
+        ids = torch.from_numpy(micro.token_ids[start:end]).long()
         with torch.no_grad():
             logits = model(input_ids=ids.unsqueeze(0)).logits[0].double()
         for i in range(1, len(ids)):
             if micro.loss_mask[start + i]:
-                distribution = (logits[i - 1] / float(micro.temperatures[start + i])).log_softmax(-1)
+                distribution = (logits[i - 1] / float(temperature)).log_softmax(-1)
                 logprobs[start + i] = distribution[ids[i]]
                 entropies[start + i] = -(distribution.exp() * distribution).sum()
     return logprobs, entropies
