@@ -1,7 +1,6 @@
 """Predicts the published fully asynchronous step times from the colocated ones, by the real scheduling code.
 
-    python -m scripts.simulate_placements                 every prediction beside its published value
-    python -m scripts.simulate_placements --driver-cost   what the driver itself takes per step
+    python -m scripts.simulate_placements
 
 Loop, stream, placements and engine are those of a run; model server, trainer and clock are simulated. All speeds are
 fitted to the three colocated rows of verl's table of Qwen2.5-Math-7B DAPO on H20 (docs/advance/fully_async.md,
@@ -13,19 +12,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, Packing, RunConfig, StreamConfig
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, RunConfig, StreamConfig
 from rl.rollout.engine import Engine
-from rl.trainer.packing import pack
-from rl.types import RolloutGroup, TrainBatch
 from scripts.simulated_run import (
     LengthOf,
-    ReadyEngine,
     RowsInMemory,
     SimulatedSampler,
     SimulatedTrainer,
@@ -275,67 +270,10 @@ def _line(name: str, what: str, published: float, simulated: float) -> None:
     print(f"{name:<44} {what:>9} {published:>10.2f} {simulated:>10.2f} {error:>+6.0f}%", flush=True)
 
 
-def driver_cost(num_rollouts: int, *, tokens: int = 2000, steps: int = 3) -> tuple[float, float]:
-    """CPU seconds of the driver per step of so many rollouts, and what of them packing takes.
-
-    Admission, grading, advantages, order, packing and metrics. What crosses process boundaries is not in it: that is
-    the cost of the transports of engine and trainer.
-    """
-    num_prompts = num_rollouts // GROUP
-    config = RunConfig(
-        algorithm=GRPOConfig(prompts_per_step=num_prompts, group_size=GROUP, prompts_per_mini_batch=num_prompts // 8),
-        placement=FullyAsyncConfig(max_staleness=0.0),
-        stream=_stream(),
-    )
-    packing_s = 0.0
-
-    async def main() -> float:
-        run = simulated_run(
-            config,
-            steps=steps,
-            engine=ReadyEngine(tokens=tokens),
-            trainer=SimulatedTrainer(Speed(0.0, 0.0, 10.0, 0.0)),
-            prompt_tokens=PROMPT_TOKENS,
-            log=RowsInMemory(),
-        )
-
-        def timed_pack(groups: list[RolloutGroup], version: int) -> TrainBatch:
-            nonlocal packing_s
-            began = time.process_time()
-            batch = pack(
-                groups,
-                prompts_per_mini_batch=config.algorithm.prompts_per_mini_batch,
-                num_ranks=1,
-                max_tokens_per_micro_batch=2**16,
-                packing=Packing.tokens,
-                policy_version=version,
-                skip_zero_advantage=True,
-            )
-            packing_s += time.process_time() - began
-            return batch
-
-        run.pack = timed_pack
-        began = time.process_time()
-        await run_to_end(run)
-        return time.process_time() - began
-
-    return simulate(main()) / steps, packing_s / steps
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--driver-cost", action="store_true")
-    parser.add_argument("--rollouts", type=int, nargs="+", default=[1024, 8192, 32768])
-    arguments = parser.parse_args()
-    if not arguments.driver_cost:
-        report()
-        return
-    for num_rollouts in arguments.rollouts:
-        total_s, packing_s = driver_cost(num_rollouts)
-        print(
-            f"{num_rollouts:>6} rollouts of 2,000 tokens: {total_s:.2f} CPU s per step, {packing_s:.2f} packing",
-            flush=True,
-        )
+    parser.parse_args()
+    report()
 
 
 if __name__ == "__main__":

@@ -230,10 +230,13 @@ class ReadyEngine:
         version = self._version
         await asyncio.sleep(1.0)
         for index in range(n):
-            arrays = self._made(len(prompt.token_ids), self._tokens + (group_id + index) % 101 - 50, version)
-            yield Rollout(group_id, index, temperature=1.0, finish_reason=FinishReason.STOP, **arrays)
+            yield self.made(len(prompt.token_ids), group_id, index, version)
 
-    def _made(self, num_prompt: int, num_response: int, version: int) -> dict[str, Any]:
+    def made(self, num_prompt: int, group_id: int, index: int, version: int = 0) -> Rollout:
+        arrays = self._arrays_of(num_prompt, self._tokens + (group_id + index) % 101 - 50, version)
+        return Rollout(group_id, index, temperature=1.0, finish_reason=FinishReason.STOP, **arrays)
+
+    def _arrays_of(self, num_prompt: int, num_response: int, version: int) -> dict[str, Any]:
         key = (num_prompt, num_response, version)
         if key not in self._arrays:
             is_response = np.arange(num_prompt + num_response) >= num_prompt

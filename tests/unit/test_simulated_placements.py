@@ -14,6 +14,7 @@ from rl.config.algorithms import GRPOConfig
 from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, PlacementConfig, RunConfig
 from rl.rollout.engine import Engine
 from scripts import simulate_placements
+from scripts.driver_cost import cost_of_loop
 from scripts.simulated_run import (
     LengthOf,
     RowsInMemory,
@@ -79,6 +80,6 @@ def test_the_fit_finds_the_speeds_that_made_the_rows(monkeypatch: pytest.MonkeyP
 
 
 def test_the_driver_takes_no_more_per_rollout_when_there_are_eight_times_as_many():
-    small, _ = simulate_placements.driver_cost(256, tokens=200, steps=4)
-    large, _ = simulate_placements.driver_cost(2048, tokens=200, steps=4)
+    small, *_ = cost_of_loop(256, tokens=200, steps=4)
+    large, *_ = cost_of_loop(2048, tokens=200, steps=4)
     assert large < 2.0 * 8 * small  # twice is the room for a busy machine; a square would be 8 times
