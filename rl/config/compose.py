@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.check import check_run_config
-from rl.config.given import check_types, given_experiment, given_words, short
+from rl.config.given import Given, check_types, given_experiment, given_words, short
 from rl.config.load import explain, load_run_config, nearest
 from rl.config.lock import lock_file
 from rl.config.register import GROUPS, knows, lacking, option_names, package_folder, register_all
@@ -54,11 +54,23 @@ def compose_run_config(words: list[str]) -> RunConfig:
 def checked_run_config(words: list[str]) -> RunConfig:
     """The config of a command line that obeys every rule and uses every key that was set. Raises ConfigError."""
     config = compose_run_config(words)
+    given = given_words(parse_overrides(words))
+    _check_published(given)
     check_run_config(config)
-    check_unused(config, given_words(parse_overrides(words)))
+    check_unused(config, given)
     if config.experiment is not None and not lock_file(config.experiment).is_file():
         _check_experiment(config.experiment)
     return config
+
+
+def _check_published(given: Iterable[Given]) -> None:
+    """Else a run could widen a tolerance, keep its tag `published` and be recorded as reproduced."""
+    for one in given:
+        if one.key.startswith("published.") or (one.key == "published" and one.text != "null"):
+            raise ConfigError(
+                f"{one.key} says what a source has published, and that is not a run's to change ({short(one.where)}). "
+                "To correct it, edit the experiment's file; published=null runs without it."
+            )
 
 
 @cache

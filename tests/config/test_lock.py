@@ -9,6 +9,7 @@ import yaml
 
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
+from rl.config.compose import checked_run_config
 from rl.config.flat import flat
 from rl.config.load import to_plain
 from rl.config.lock import PublishedStatus, deciding_settings, lock_file, published_lines, published_status
@@ -77,6 +78,24 @@ def test_settings_that_differ_are_named_with_both_values():
         "  seed: 0 -> 1",
         "  backend.trainer.optimizer.lr: 1e-06 -> 2e-06",
     ]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "published.claims.gsm8k_peak.tolerance=0.5",
+        "published.measured_on=h200x8",
+        "published={hardware: x}",
+    ],
+)
+def test_what_was_published_cannot_be_changed_by_a_run(word: str):
+    """It decides nothing, so the run would stay `published`, and would be judged by its own tolerance."""
+    with pytest.raises(ConfigError, match=r"has published.*edit the experiment's file"):
+        checked_run_config([f"experiment={NAME}", word])
+
+
+def test_a_run_can_do_without_what_was_published():
+    assert checked_run_config([f"experiment={NAME}", "published=null"]).published is None
 
 
 def test_a_setting_that_only_one_side_has_is_a_difference():
