@@ -9,7 +9,7 @@ from rl import exit_codes
 from rl.config.build import target_class
 from rl.config.check import missing_packages, not_there_yet
 from rl.config.lock import published_lines, published_status
-from rl.config.published import ClaimConfig
+from rl.config.published import ClaimConfig, ClaimOrigin, origin_on
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import is_handed_over, weight_transport
@@ -191,15 +191,18 @@ def _claims(config: RunConfig) -> list[str]:
         f"{source.title}, {source.date or 'no date'}; {source.url or 'address not found'}; on {published.hardware}"
     ]
     lines += published_lines(config, published_status(config))
-    lines += [_claim(name, claim) for name, claim in published.claims.items()]
+    for name, claim in published.claims.items():
+        # One that is lost on this hardware was named above, and stays what it is where it was measured.
+        origin = origin_on(published, claim, config.hardware.name) or claim.origin
+        lines.append(_claim(name, claim, origin))
     return [*lines, "after +- stands our tolerance: no source gives one"] if published.claims else lines
 
 
-def _claim(name: str, claim: ClaimConfig) -> str:
+def _claim(name: str, claim: ClaimConfig, origin: ClaimOrigin) -> str:
     versus = f" over {claim.versus}'s" if claim.versus else ""
     what = f"{claim.metric} {claim.statistic.value.replace('_', ' ')}{versus}"
     value = f"{claim.value:g} +- {claim.tolerance:g} {claim.unit}".rstrip()
-    return f"{name}: {what} = {value} ({claim.origin.value.replace('_', ' ')}, {claim.read_from.value})"
+    return f"{name}: {what} = {value} ({origin.value.replace('_', ' ')}, {claim.read_from.value})"
 
 
 def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]:

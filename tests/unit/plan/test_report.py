@@ -103,6 +103,13 @@ def test_claims_are_printed_with_their_source_and_hardware(capsys: pytest.Captur
     assert "2026-08-14; https://" in page and "; on 8x MI350" in page
 
 
+def test_where_figures_are_carried_over_every_claim_is_called_derived(capsys: pytest.CaptureFixture[str]):
+    print_plan(compose_run_config(["experiment=qwen3_8b_grpo", "hardware=mi355xx8"]))
+    page = capsys.readouterr().out
+    assert "gsm8k_peak: eval/gsm8k/published/greedy max = 0.956 +- 0.012 fraction (derived, text)" in page
+    assert "vendor measured" not in page
+
+
 def test_a_sweep_of_plans_ends_as_its_worst_point(capsys: pytest.CaptureFixture[str]):
     words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "mode=plan"]
     assert run_sweep([*words, "backend.trainer.recompute=true,false"]) == 2
