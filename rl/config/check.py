@@ -9,6 +9,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import fields
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ POSITIVE: Callable[[Any], bool] = lambda value: value > 0  # noqa: E731
 NOT_NEGATIVE: Callable[[Any], bool] = lambda value: value >= 0  # noqa: E731
 
 _IS_LIMIT: Callable[[Any], bool] = lambda value: value is None or value >= 0  # noqa: E731
+_POSITIVE_OR_NONE: Callable[[Any], bool] = lambda value: value is None or value > 0  # noqa: E731
+
+RATES = ("memory_bandwidth_tb_s", "bf16_tflops", "link_gb_s", "network_gb_s")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
+SIZES_OF_SOME = ("ffn", "experts", "experts_per_token", "expert_ffn", "shared_expert_ffn", "linear_key_heads")
+"""Of `ModelShape`: those that every model has, and those that are 0 in a model without such a part."""
 
 
 def is_address(value: str) -> bool:
@@ -111,6 +118,10 @@ RANGES: tuple[Range, ...] = (
     ("hardware.nodes", POSITIVE, "at least 1"),
     ("hardware.gpus_per_node", NOT_NEGATIVE, "0 or more"),
     ("hardware.memory_gib", POSITIVE, "above 0"),
+    *((f"hardware.{rate}", _POSITIVE_OR_NONE, "above 0, or null where it is not known") for rate in RATES),
+    ("model.num_params", _POSITIVE_OR_NONE, "above 0, or null where it is not known"),
+    *((f"model.shape.{size}", POSITIVE, "at least 1") for size in SIZES),
+    *((f"model.shape.{size}", NOT_NEGATIVE, "0 or more") for size in SIZES_OF_SOME),
     ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT of IPv4 (not IPv6), or null"),
     *((f"sentinels.{item.name}.limit", _IS_LIMIT, "0 or more, or null") for item in fields(SentinelsConfig)),
     ("logger.mode", lambda value: value in ("online", "offline"), "online or offline"),
@@ -292,6 +303,7 @@ def check_devices(config: RunConfig) -> None:
     if hardware.device not in ("cpu", "cuda"):
         raise ConfigError(f"hardware.device={hardware.device} must be cpu or cuda (also under ROCm).")
     check_replicas(config.backend.rollout)
+    check_heads(config)
     check_weight_transport(config)
     if isinstance(config.backend.trainer, MegatronConfig):
         check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
@@ -348,6 +360,23 @@ def check_replicas(rollout: RolloutConfig) -> None:
             f"{rollout.num_gpus}): several engines share a device where one leaves it idle, and one that is split over "
             "devices does not. Use backend.rollout.replicas for more engines, or tensor_parallel=1."
         )
+
+
+def check_heads(config: RunConfig) -> None:
+    """Each GPU holds whole heads; keys and values may have fewer heads than GPUs, each then on as many of them."""
+    shape = target_class(config.model._target_).shape(config.model)
+    if shape is None:
+        return
+    for part, node in (("rollout", config.backend.rollout), ("trainer", config.backend.trainer)):
+        gpus = getattr(node, "tensor_parallel", 1)
+        uneven = shape.heads % gpus or shape.linear_key_heads % gpus
+        if uneven or max(gpus, shape.kv_heads) % min(gpus, shape.kv_heads):
+            linear = f", {shape.linear_key_heads} key heads of Gated DeltaNets" if shape.linear_key_heads else ""
+            raise ConfigError(
+                f"backend.{part}.tensor_parallel={gpus}: {config.model.path} has {shape.heads} query and "
+                f"{shape.kv_heads} key-value heads{linear}, which cannot be dealt out evenly over {gpus} GPUs. Choose "
+                f"another tensor_parallel, such as {gcd(gpus, shape.heads, shape.kv_heads, shape.linear_key_heads)}."
+            )
 
 
 def check_sglang(rollout: SGLangRolloutConfig, *, device: str) -> None:

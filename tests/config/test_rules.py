@@ -78,6 +78,13 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "hardware.nodes": ([0, -1], [1]),
     "hardware.gpus_per_node": ([-1], [0]),
     "hardware.memory_gib": ([0.0, -1.0], [0.5]),
+    "hardware.memory_bandwidth_tb_s": ([0.0, -1.0], [0.1, None]),
+    "hardware.bf16_tflops": ([0.0, -1.0], [0.1, None]),
+    "hardware.link_gb_s": ([0.0, -1.0], [0.1, None]),
+    "hardware.network_gb_s": ([0.0, -1.0], [0.1, None]),
+    "model.num_params": ([0, -3], [1, None]),
+    **{f"model.shape.{size}": ([0, -1], [1]) for size in check.SIZES},
+    **{f"model.shape.{size}": ([-1], [0, 1]) for size in check.SIZES_OF_SOME},
     "ray.address": (
         ["[::1]:6379", "::1:6379", "host", "host:", ":6379", "host:0", "host:65536", "host:x"],
         [None, "host:6379", "10.0.0.1:1"],
@@ -98,10 +105,14 @@ PART_OF = {
     "backend.trainer.tensor_parallel": ["backend/trainer=megatron"],
     "backend.trainer.expert_parallel": ["backend/trainer=megatron"],
     "logger.mode": ["logger=wandb"],
+    "model.num_params": ["model=qwen3_8b"],
+    **{f"model.shape.{size}": ["model=qwen3_8b"] for size in (*check.SIZES, *check.SIZES_OF_SOME)},
 }
 """Keys that only one part has."""
 
 GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
+QWEN3_8B = ["model=qwen3_8b", *GPUS]
+THREE_WAY_TRAINER = ["backend/trainer=megatron", "placement.trainer_ranks=3", "backend.trainer.tensor_parallel=3"]
 EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
 
 
@@ -212,6 +223,18 @@ def test_the_quickstart_obeys_every_rule():
             r"replicas_per_device=2 needs tensor_parallel=1 \(got 2\).*backend\.rollout\.replicas",
         ),
         (
+            [*QWEN3_8B, "hardware.gpus_per_node=9", "backend.rollout.tensor_parallel=6"],
+            r"rollout\.tensor_parallel=6: Qwen/Qwen3-8B has 32 query and 8 .*over 6 GPUs\..* such as 2",
+        ),
+        (  # 28 query heads, and 4 of keys cannot be copied to 7 GPUs equally often
+            ["model=qwen2_5_math_7b", *GPUS, "hardware.gpus_per_node=7", "backend.rollout.tensor_parallel=7"],
+            r"rollout\.tensor_parallel=7: .* has 28 query and 4 key-value heads, .*over 7 GPUs",
+        ),
+        (
+            [*QWEN3_8B, "hardware.gpus_per_node=3", *THREE_WAY_TRAINER],
+            r"trainer\.tensor_parallel=3: .* has 32 query and 8 key-value heads",
+        ),
+        (
             ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.dtype=float32"],
             r"backend\.rollout\.dtype=float32: SGLang's GPU kernels.*bfloat16",
         ),
@@ -248,6 +271,7 @@ def test_a_rule_refuses_and_names_key_value_and_remedy(words, message):
         [*GPUS, "hardware.gpus_per_node=8", "backend.rollout.replicas_per_device=null", *EIGHT_GPU_ENGINES],
         ["backend/rollout=sglang", "backend.rollout.dtype=float32"],
         ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.dtype=bfloat16"],
+        [*QWEN3_8B, "hardware.gpus_per_node=16", "backend.rollout.tensor_parallel=16"],  # each key head on two GPUs
         ["backend.rollout.replicas=3"],  # on a CPU they share its cores
     ],
 )

@@ -16,7 +16,8 @@ from rl.placement import ray_runtime
 from rl.placement.ray_runtime import Seat
 from rl.trainer.group import TrainerGroup, _Actors
 
-TWO_OF_THREE_GPUS = ["backend.rollout.replicas=2", "backend.rollout.tensor_parallel=3"]
+THREE_HEADS = ["model=tiny", "model.heads=3", "model.kv_heads=3"]
+TWO_OF_THREE_GPUS = ["backend.rollout.replicas=2", "backend.rollout.tensor_parallel=3", *THREE_HEADS]
 BOTH = ["hardware.trainer_env.A=1", "hardware.rollout_env.B=2"]
 
 
