@@ -47,7 +47,7 @@ class Forecast:
         if self.cache.sequences < 1:
             tokens = self.sizes.step.max_sequence
             if self.cache.gib <= 0:
-                return f"the engine's weights leave {self.cache.gib:.1f} GiB of its share for keys and values"
+                return f"the engine's share of a GPU lacks {-self.cache.gib:.1f} GiB for its weights alone, without keys and values"
             return f"the engine's cache of {self.cache.gib:.1f} GiB does not hold one answer of {tokens:,} tokens"
         if self.margin_gib < 0:
             return (

@@ -358,7 +358,10 @@ def host_bytes(run: RunSizes) -> tuple[float, str]:
         return 0.0, ""
     moved = [*_state_lines(run.shape, run.trainer, with_gradients=False), *_reference_lines(run)]
     held = sum(line.num_bytes for line in moved) * min(run.trainer.ranks, run.device.gpus_per_node)
-    return held, "what the trainer moves out while engines have the GPUs"
+    return held, (
+        "what the trainer moves out while engines have the GPUs, in pinned memory: PyTorch keeps that, and rounds each "
+        "tensor up to a power of two, so at most twice as much"
+    )
 
 
 def count(number: float) -> str:

@@ -221,7 +221,7 @@ def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]
     knob = best_knob(config, found)
     if knob is not None and knob.fits:
         remedy = f"try {knob.words}"
-    elif knob is not None:
+    elif knob is not None and found.cache.sequences >= 1:  # else the knob makes room elsewhere than where it lacks
         remedy = f"{knob.words} helps most (-{knob.saved_gib:.1f} GiB) and is not enough: more GPUs, or a smaller model"
     else:
         remedy = "try hardware with more memory, or a smaller model"

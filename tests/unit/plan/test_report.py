@@ -69,6 +69,20 @@ def test_what_does_not_fit_ends_with_2_and_the_override_that_makes_it_fit(capsys
     assert "verdict: does not fit: train takes " in page and "most of it activations, estimated" in page
 
 
+def test_where_the_engine_lacks_room_no_setting_of_the_trainer_is_said_to_help(capsys: pytest.CaptureFixture[str]):
+    """0.6 x 10 GiB is 1.6 less than half of the weights, and no fraction holds an answer beside them in 10 GiB."""
+    assert print_plan(compose_run_config(["experiment=qwen3_8b_grpo", "hardware.memory_gib=10"])) == 2
+    verdict = " ".join(capsys.readouterr().out.split()).partition("verdict: ")[2]
+    assert "the engine's share of a GPU lacks 1.6 GiB for its weights alone, without keys and values" in verdict
+    assert "try hardware with more memory" in verdict and "backend.trainer" not in verdict
+
+
+def test_what_the_trainer_moves_out_is_pinned_and_may_take_twice_as_much(capsys: pytest.CaptureFixture[str]):
+    print_plan(compose_run_config(["experiment=qwen3_8b_grpo"]))
+    (line,) = re.findall(r"host of one node: .*", capsys.readouterr().out)
+    assert line.startswith("host of one node: 106.8 GiB of what") and line.endswith("so at most twice as much")
+
+
 def test_a_small_margin_is_called_tight(capsys: pytest.CaptureFixture[str]):
     words = ["experiment=qwen3_8b_grpo", "hardware=h200x8", "backend.rollout.memory_fraction=0.93"]
     assert print_plan(compose_run_config(words)) == 0
