@@ -47,7 +47,8 @@ class Forecast:
         if self.cache.sequences < 1:
             tokens = self.sizes.step.max_sequence
             if self.cache.gib <= 0:
-                return f"the engine's share of a GPU lacks {-self.cache.gib:.1f} GiB for its weights alone, without keys and values"
+                lacking = -self.cache.gib
+                return f"the engine's share of a GPU lacks {lacking:.1f} GiB for its weights, without keys and values"
             return f"the engine's cache of {self.cache.gib:.1f} GiB does not hold one answer of {tokens:,} tokens"
         if self.margin_gib < 0:
             return (

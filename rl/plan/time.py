@@ -213,12 +213,17 @@ def exchange_s(run: RunSizes, efficiency: Efficiency) -> float:
     return num_bytes / (_exchange_gb_s(run, efficiency) * 1e9)
 
 
+def crosses_unknown_network(run: RunSizes) -> bool:
+    return run.trainer.ranks > run.device.gpus_per_node and run.device.network_gb_s is None
+
+
 def _exchange_gb_s(run: RunSizes, efficiency: Efficiency) -> float:
     """Of one GPU in one direction."""
     device = run.device
+    if crosses_unknown_network(run):
+        return efficiency.network_gb_s
     if run.trainer.ranks > device.gpus_per_node:
-        if device.network_gb_s is None:
-            return efficiency.network_gb_s
+        assert device.network_gb_s is not None
         return LINK_SHARE * device.network_gb_s / device.gpus_per_node
     return efficiency.network_gb_s if device.link_gb_s is None else LINK_SHARE * device.link_gb_s / 2
 

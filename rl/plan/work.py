@@ -10,7 +10,18 @@ from rl.config.reproducible import promise
 from rl.config.schema import FullyAsyncConfig, InFlight, RunConfig
 from rl.plan.forecast import Forecast
 from rl.plan.memory import count
-from rl.plan.time import ALL_WITHIN, HALF_WITHIN, OWN_LONGEST, OWN_SHORTEST, published_bytes, score_flops, train_flops
+from rl.plan.sizes import RunSizes, Sharing
+from rl.plan.time import (
+    ALL_WITHIN,
+    FITTED,
+    HALF_WITHIN,
+    OWN_LONGEST,
+    OWN_SHORTEST,
+    crosses_unknown_network,
+    published_bytes,
+    score_flops,
+    train_flops,
+)
 from rl.run_folder import BYTES_PER_PARAM
 
 
@@ -92,8 +103,13 @@ def time_lines(config: RunConfig, found: Forecast | None) -> list[str]:
         hours = steps * times.step / 3600
         gpus = "" if found.sizes.device.is_cpu else f", {hours * found.sizes.device.count:,.0f} GPU-hours"
         lines.append(
-            f"the run: {steps:,} steps x {seconds(times.step)} = {hours:,.3g} hours{gpus}; evaluations and "
-            "checkpoints come on top"
+            f"the run: {steps:,} steps x {seconds(times.step)} = {hours:,.3g} hours{gpus}; {_on_top(found.sizes)} come "
+            "on top"
+        )
+    if crosses_unknown_network(found.sizes):
+        lines.append(
+            f"assumed: {FITTED.network_gb_s} GB/s a GPU between nodes, as between the H20 of the published rows; "
+            "hardware.network_gb_s=N knows better"
         )
     lines.append(
         f"uncertain by a factor of {HALF_WITHIN:g} (half of the published rows that it was not fitted to) to "
@@ -102,6 +118,12 @@ def time_lines(config: RunConfig, found: Forecast | None) -> list[str]:
         "comes on top"
     )
     return lines
+
+
+def _on_top(run: RunSizes) -> str:
+    if run.sharing is Sharing.turns and not run.device.is_cpu:
+        return "evaluations, checkpoints and handing the GPUs over between trainer and engines"
+    return "evaluations and checkpoints"
 
 
 def disk_lines(config: RunConfig, found: Forecast | None) -> list[str]:

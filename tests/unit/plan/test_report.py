@@ -73,7 +73,7 @@ def test_where_the_engine_lacks_room_no_setting_of_the_trainer_is_said_to_help(c
     """0.6 x 10 GiB is 1.6 less than half of the weights, and no fraction holds an answer beside them in 10 GiB."""
     assert print_plan(compose_run_config(["experiment=qwen3_8b_grpo", "hardware.memory_gib=10"])) == 2
     verdict = " ".join(capsys.readouterr().out.split()).partition("verdict: ")[2]
-    assert "the engine's share of a GPU lacks 1.6 GiB for its weights alone, without keys and values" in verdict
+    assert "the engine's share of a GPU lacks 1.6 GiB for its weights, without keys and values" in verdict
     assert "try hardware with more memory" in verdict and "backend.trainer" not in verdict
 
 
@@ -81,6 +81,20 @@ def test_what_the_trainer_moves_out_is_pinned_and_may_take_twice_as_much(capsys:
     print_plan(compose_run_config(["experiment=qwen3_8b_grpo"]))
     (line,) = re.findall(r"host of one node: .*", capsys.readouterr().out)
     assert line.startswith("host of one node: 106.8 GiB of what") and line.endswith("so at most twice as much")
+
+
+def test_what_the_predicted_time_leaves_out_or_does_not_know_is_said(capsys: pytest.CaptureFixture[str]):
+    def page(*words: str) -> str:
+        print_plan(compose_run_config(["experiment=qwen2_5_math_7b_dapo_colocated", *words]))
+        return capsys.readouterr().out
+
+    handing_over, network = "; evaluations, checkpoints and handing the GPUs over", "16.7 GB/s a GPU between nodes"
+    colocated = page()
+    assert handing_over in colocated and network in colocated
+    assert network not in page("hardware.network_gb_s=400")
+    print_plan(compose_run_config(["experiment=qwen3_5_35b_a3b_grpo_fully_async"]))
+    apart = capsys.readouterr().out
+    assert "; evaluations and checkpoints come on top" in apart and network not in apart
 
 
 def test_a_small_margin_is_called_tight(capsys: pytest.CaptureFixture[str]):
