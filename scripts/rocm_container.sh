@@ -75,7 +75,7 @@ case $1 in
         compare_versions <"$2"
         exit
         ;;
-    --check-versions) inside=(true) ;;
+    --check-versions) inside=() ;;
     -*) usage ;;
     *) inside=("$@") ;;
 esac
@@ -98,6 +98,8 @@ pip install --quiet --disable-pip-version-check --constraint /tmp/kept.txt /suit
 echo "image, compared with the versions of the published one:"
 bash /suite/scripts/rocm_container.sh --compare /tmp/image.txt || true
 exec "$@"'
+((${#inside[@]})) ||
+    script='python3 -m pip list --format=freeze --disable-pip-version-check | bash /suite/scripts/rocm_container.sh --compare /dev/stdin'
 
 command=(
     "$container" run --rm --interactive

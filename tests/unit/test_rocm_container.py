@@ -76,6 +76,20 @@ def test_what_runs_inside_is_bash_too_and_keeps_the_image_s_own_torch():
     assert words[words.index("-c") + 2 :] == ["rl", "rl", "--help"]  # $0, and what exec is given
 
 
+def test_to_check_versions_nothing_is_installed_and_the_exit_code_is_the_comparison_s(tmp_path: Path):
+    words = planned("--check-versions")
+    inside = words[words.index("-c") + 1]
+    assert "install" not in inside and words[words.index("-c") + 2 :] == ["rl"]
+    listed = tmp_path / "python3"  # stands for the image's, whose torch differs
+    packages = {**IMAGE, "torch": "2.11.0"}
+    listed.write_text("#!/bin/sh\n" + "".join(f"echo {name}=={version}\n" for name, version in packages.items()))
+    listed.chmod(0o755)
+    here = inside.replace("/suite/", f"{SCRIPT.parents[1]}/")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", here], env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout.split() == ["torch", "expected", "2.12.0", "found", "2.11.0"]
+
+
 def test_it_asks_for_no_privilege_that_it_does_not_need():
     words = planned("rl")
     assert words[words.index("--cap-drop") + 1] == "ALL"
