@@ -37,17 +37,28 @@ def print_plan(config: RunConfig) -> int:
         ("measured last", measured_lines(config)),
         ("published", _claims(config)),
     ]
-    if config.plan.data:
-        from rl.plan.data import data_lines
-
-        sections.append(("data", data_lines(config)))
     verdict, code = _verdict(config, found)
+    if config.plan.data:
+        lines, is_readable = _data(config)
+        sections.append(("data", lines))
+        if not is_readable:
+            verdict, code = [*verdict, "cannot run as it is: see data"], exit_codes.REFUSED
     lines = [f"plan of {config.experiment or 'the defaults'} (starts nothing)", ""]
     for title, body in sections:
         if body:
             lines += [title, *(f"  {line}" for line in body), ""]
     print("\n".join([*lines, *verdict]))
     return code
+
+
+def _data(config: RunConfig) -> tuple[list[str], bool]:
+    """Lines, and whether the run could read its data."""
+    from rl.plan.data import data_lines
+
+    try:
+        return data_lines(config), True
+    except ConfigError as error:
+        return [f"cannot be read: {error}"], False
 
 
 def _parts(config: RunConfig) -> list[str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from rl.config.compose import compose_run_config
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, RunConfig
 from rl.config.tasks import Overlong
 from rl.model.light_tokenizer import LightTokenizer, read_light_tokenizer
 from rl.model.renderer import PLAIN_TEMPLATE, Renderer
 from rl.plan.data import data_lines
+from rl.plan.report import print_plan
 from tests.command import environment
 
 ROWS = [{"prompt": f"what is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 6)]
@@ -138,6 +139,18 @@ def test_by_the_command_it_imports_no_torch(tmp_path):
     )
     assert done.stdout.splitlines()[-1] == "0"
     assert "prompts: 10,000, of 6 tokens on average and 6 at most" in done.stdout
+
+
+def test_data_that_cannot_be_read_takes_nothing_else_from_the_plan(monkeypatch, capsys):
+    def offline(config: RunConfig) -> list[str]:
+        raise ConfigError("task.data.gsm8k.path=openai/gsm8k is no folder here")
+
+    monkeypatch.setattr("rl.plan.data.data_lines", offline)
+    assert print_plan(compose_run_config(["experiment=qwen3_8b_grpo", "plan.data=true", "mode=plan"])) == 2
+    page = capsys.readouterr().out
+    assert "\nmemory\n" in page and "\nverdict: fits" in page
+    assert "\ndata\n  cannot be read: task.data.gsm8k.path=openai/gsm8k is no folder here\n" in page
+    assert page.endswith("\ncannot run as it is: see data\n")
 
 
 def test_it_belongs_to_a_plan():
