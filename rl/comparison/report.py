@@ -27,6 +27,7 @@ def print_findings(findings: Sequence[Finding], *, picture: Path, console: Conso
         table.add_column(name, justify="left" if name in ("claim", "of", "verdict") else "right", overflow="fold")
     for finding in findings:
         unit = f" {finding.unit}" if finding.unit and finding.unit != "fraction" else ""
+        unit += " (derived)" if finding.is_derived else ""
         table.add_row(
             Text(finding.name),
             Text(f"{finding.metric}, {finding.what}"),

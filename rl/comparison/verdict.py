@@ -11,7 +11,7 @@ import numpy as np
 
 from rl.comparison.claims import Window, describe, value_of, window_of
 from rl.comparison.curves import Axis, Curves, NotComparable, reduction_of
-from rl.config.published import SPEED_METRICS, ClaimConfig, PublishedConfig, Statistic, origin_on
+from rl.config.published import SPEED_METRICS, ClaimConfig, ClaimOrigin, PublishedConfig, Statistic, origin_on
 from rl.config.schema import ConfigError, RunConfig
 from rl.loggers.names import Reduction
 
@@ -73,6 +73,8 @@ class Finding:
     theirs: float | None = None
     tolerance: float | None = None
     unit: str = ""
+    is_derived: bool = False
+    """Whether `theirs` is a published number that was not measured on the run's hardware, see `ClaimOrigin`."""
     why: str = ""
     """Of `NOT_COMPARABLE`."""
     window: Window | None = None
@@ -118,6 +120,7 @@ def _judge(name: str, claim: ClaimConfig, comparison: Comparison) -> Finding:
         tolerance=claim.tolerance,
         theirs=claim.value if comparison.against is None else None,
         unit=claim.unit,
+        is_derived=_is_derived(claim, comparison),
         rows_per_step=claim.rows_per_step,
     )
     against = comparison.against
@@ -135,6 +138,12 @@ def _judge(name: str, claim: ClaimConfig, comparison: Comparison) -> Finding:
     except NotComparable as reason:
         return replace(blank, why=str(reason))
     return replace(blank, ours=ours, theirs=theirs, verdict=verdict_of([ours - theirs], claim.tolerance))
+
+
+def _is_derived(claim: ClaimConfig, comparison: Comparison) -> bool:
+    if comparison.against is not None or comparison.published is None:
+        return False
+    return origin_on(comparison.published, claim, comparison.ours.hardware or "") is ClaimOrigin.derived
 
 
 def verdict_of(differences: Sequence[float], tolerance: float) -> Verdict:

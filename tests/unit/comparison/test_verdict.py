@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rl.comparison.claims import Window, value_of, window_of
 from rl.comparison.curves import ELAPSED, Axis, Curves, NotComparable, join_rows, read_csv
+from rl.comparison.report import print_findings
 from rl.comparison.verdict import (
     Comparison,
     Finding,
@@ -21,7 +25,7 @@ from rl.comparison.verdict import (
     verdict_of,
 )
 from rl.config.compose import compose_run_config
-from rl.config.published import ClaimConfig, PublishedConfig, Statistic
+from rl.config.published import ClaimConfig, ClaimOrigin, PublishedConfig, Statistic
 from rl.config.register import package_folder
 from rl.config.schema import RunConfig
 
@@ -204,10 +208,19 @@ def test_a_speed_is_comparable_on_its_own_hardware_alone():
     for hardware, verdict in [("mi350xx8", "reproduced"), ("mi355xx8", "reproduced"), ("h200x8", "not comparable")]:
         ours = run([200.0, 230.0], "time/step_s", hardware=hardware)
         finding = judge_one(claim, ours, published=published)
-        assert finding.verdict == verdict
+        assert (finding.verdict, finding.is_derived) == (verdict, hardware == "mi355xx8")
     assert finding.why == "a speed on mi350xx8, and the run was on h200x8"
     accuracy = judge_one(of(value=0.5), run([0.5], hardware="h200x8"), published=published)
     assert accuracy.verdict == "reproduced"
+
+
+def test_a_derived_number_is_called_so_beside_its_value():
+    derived = of(value=0.5, unit="fraction", origin=ClaimOrigin.derived)
+    findings = [judge_one(one, run([0.5]), published=PublishedConfig()) for one in (of(value=0.5), derived)]
+    assert [finding.is_derived for finding in findings] == [False, True]
+    said = io.StringIO()
+    print_findings(findings, picture=Path("verdict.png"), console=Console(file=said))
+    assert said.getvalue().count("0.5 (derived)") == 1
 
 
 @pytest.mark.parametrize(
