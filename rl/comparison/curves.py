@@ -211,8 +211,13 @@ def _exported(
     runs = list(dict.fromkeys(column.rpartition(" - ")[0] for column in chosen))
     if run is None and len(runs) > 1:
         raise ConfigError(f"{path} holds {len(runs)} runs: choose one by --run NAME, of {', '.join(runs)}.")
-    if not runs or (run is not None and run not in runs):
-        raise ConfigError(f"{path} has no column 'RUN - METRIC' of run {run or '(any)'}; runs: {', '.join(runs)}.")
+    if not runs:
+        raise ConfigError(
+            f"{path} has no column that is named 'RUN - METRIC', as W&B names them in the export of a chart; its "
+            f"columns are {', '.join(columns[:4])}."
+        )
+    if run is not None and run not in runs:
+        raise ConfigError(f"{path} has no column 'RUN - METRIC' of run {run}; runs: {', '.join(runs)}.")
     wanted = run or runs[0]
     x = WANDB_X[columns[0].lower()].column
     rows: list[Row] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,14 +71,20 @@ def compare(request: Request) -> list[Finding]:
             f"nothing to judge: {request.run} has no claim about what {request.against} holds. Name metrics by "
             "--metric KEY=TOLERANCE."
         )
-    draw_verdict(
-        request.picture,
-        findings,
-        ours=ours,
-        others=[*tables, *versus.values()],
-        axis=request.axis,
-        title=f"{request.run.resolve().name} against {Path(request.against).name}",
-    )
+    try:
+        draw_verdict(
+            request.picture,
+            findings,
+            ours=ours,
+            others=[*tables, *versus.values()],
+            axis=request.axis,
+            title=f"{request.run.resolve().name} against {Path(request.against).name}",
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the picture cannot be written to {request.picture} ({error.strerror}). Choose another place by "
+            "--picture FILE.png."
+        ) from error
     return findings
 
 
@@ -109,6 +116,8 @@ def _versus(folders: Sequence[Path]) -> dict[str, Curves]:
         name = curves.config.experiment if curves.config else None
         if name is None:
             raise ConfigError(f"--versus {folder}: this run is of no experiment, so no claim names it.")
+        if name in found:
+            raise ConfigError(f"--versus {folder}: {found[name].name} is a run of {name}, too. Give one of the two.")
         found[name] = curves
     return found
 
@@ -122,6 +131,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _tolerance(key: str, text: str) -> float:
     try:
-        return float(text)
+        tolerance = float(text)
     except ValueError as error:
         raise ConfigError(f"--metric {key}={text}: the tolerance must be a number.") from error
+    if not math.isfinite(tolerance):
+        raise ConfigError(f"--metric {key}={text}: the tolerance must be a finite number.")
+    return tolerance

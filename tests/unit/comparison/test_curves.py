@@ -89,6 +89,11 @@ def test_one_run_of_an_export_with_several_is_chosen_by_name(tmp_path: Path):
         read_csv(path, renamed={}, run="c")
 
 
+def test_an_export_without_a_run_in_its_columns_is_told_which_columns_it_has(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no column that is named 'RUN - METRIC'.*columns are step, reward/mean"):
+        read_csv(write(tmp_path / "export.csv", "step,reward/mean\n1,0.1\n"), renamed={})
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "Relative Time (Process),a - reward/mean\n1,0.1\n"])
 def test_another_file_is_refused(text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="neither tabled points"):

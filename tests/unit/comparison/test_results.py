@@ -100,3 +100,29 @@ def test_what_is_not_about_published_claims_is_not_recorded(tmp_path: Path, monk
     with pytest.raises(SystemExit, match="2"):
         compare_curves.main()
     assert "leave out --against and --metric" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_no_failed_claim(tmp_path: Path, monkeypatch, capsys):
+    """A traceback would end with 1, which says that a claim failed."""
+    run = write_run(tmp_path / "run", config_of(f"experiment={NAME}"))
+    monkeypatch.setattr("sys.argv", ["compare_curves.py", str(run), "--picture", str(tmp_path / "gone" / "a.png")])
+    assert compare_curves.main() == 2
+    said = capsys.readouterr().err
+    assert "gone/a.png (No such file or directory). Choose another place by --picture" in said
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-inf"])
+def test_a_tolerance_is_finite(tmp_path: Path, monkeypatch, capsys, tolerance: str):
+    run = write_run(tmp_path / "run", config_of(f"experiment={NAME}"))
+    words = ["--against", str(run), "--metric", f"time/step_s={tolerance}"]
+    monkeypatch.setattr("sys.argv", ["compare_curves.py", str(run), *words])
+    assert compare_curves.main() == 2
+    assert f"--metric time/step_s={tolerance}: the tolerance must be a finite number" in capsys.readouterr().err
+
+
+def test_two_runs_of_one_experiment_cannot_both_be_what_a_ratio_divides_by(tmp_path: Path, monkeypatch, capsys):
+    config = config_of(f"experiment={NAME}")
+    run, again = write_run(tmp_path / "run", config), write_run(tmp_path / "again", config)
+    monkeypatch.setattr("sys.argv", ["compare_curves.py", str(run), "--versus", str(run), str(again)])
+    assert compare_curves.main() == 2
+    assert f"is a run of {NAME}, too" in capsys.readouterr().err
