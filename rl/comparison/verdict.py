@@ -15,9 +15,11 @@ from rl.config.published import SPEED_METRICS, ClaimConfig, ClaimOrigin, Publish
 from rl.config.schema import ConfigError, RunConfig
 from rl.loggers.names import Reduction
 
-NOT_OF_OUTCOME = ("seed", "steps", "model.path", "task.data.*.path", "ray.*")
-"""Settings whose change leaves every claim comparable: another sample of the same run, how much of it (windows say
-whether it is enough), or where the same things lie. Whoever changes a path answers for what lies there."""
+NOT_OF_OUTCOME = ("seed", "model.path", "task.data.*.path", "ray.*")
+"""Settings whose change leaves every claim comparable: another sample of the same run, or where the same things lie.
+Whoever changes a path answers for what lies there."""
+LENGTH = ("steps", "task.epochs")
+"""How much of a run is done: that moves the largest value and where a curve settles, unless the window ends before."""
 NOT_OF_LEARNING = (
     *NOT_OF_OUTCOME,
     "hardware.*",
@@ -178,6 +180,8 @@ def keys_that_matter(claim: ClaimConfig, changed: Sequence[str]) -> list[str]:
     free = (*NOT_OF_OUTCOME, "hardware.*") if is_speed(claim.metric) else NOT_OF_LEARNING
     if claim.statistic is not Statistic.max:
         free += ("evaluation.every",)
+    if claim.statistic not in (Statistic.max, Statistic.settles_at) or claim.last_step is not None:
+        free += LENGTH
     return [key for key in changed if not any(fnmatch(key, pattern) for pattern in free)]
 
 

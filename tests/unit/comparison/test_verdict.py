@@ -214,6 +214,17 @@ def test_a_speed_is_comparable_on_its_own_hardware_alone():
     assert accuracy.verdict == "reproduced"
 
 
+@pytest.mark.parametrize("key", ["steps", "task.epochs"])
+def test_of_a_run_of_another_length_only_what_does_not_hang_on_its_end_is_comparable(key: str):
+    """30 steps cannot tell where 210 settle, nor how high they come, and would be called failed."""
+    ours = run([0.5] * 30)
+    for claim in (of(statistic="settles_at", value=0.9), of(value=0.9)):
+        finding = judge_one(claim, ours, changed=[key])
+        assert (finding.verdict, finding.why) == ("not comparable", f"the run is modified: {key}")
+    for claim in (of(last_step=30, value=0.5), of(statistic="start", value=0.5), of(statistic="median", value=0.5)):
+        assert judge_one(claim, ours, changed=[key]).verdict == "reproduced"
+
+
 def test_a_derived_number_is_called_so_beside_its_value():
     derived = of(value=0.5, unit="fraction", origin=ClaimOrigin.derived)
     findings = [judge_one(one, run([0.5]), published=PublishedConfig()) for one in (of(value=0.5), derived)]
@@ -227,7 +238,7 @@ def test_a_derived_number_is_called_so_beside_its_value():
     ("changed", "of_accuracy", "of_speed"),
     [
         (["algorithm.clip_high"], ["algorithm.clip_high"], ["algorithm.clip_high"]),
-        (["seed", "steps", "task.data.gsm8k.path", "hardware.architecture"], [], []),
+        (["seed", "task.data.gsm8k.path", "hardware.architecture"], [], []),
         (["backend.rollout.memory_fraction"], [], ["backend.rollout.memory_fraction"]),
         (["checkpoint.every", "task.train"], ["task.train"], ["checkpoint.every", "task.train"]),
     ],
