@@ -28,6 +28,7 @@ from rl.config.schema import (
     Mode,
     RolloutConfig,
     RunConfig,
+    ServerRolloutConfig,
     SGLangRolloutConfig,
     VLLMRolloutConfig,
 )
@@ -307,6 +308,8 @@ def check_devices(config: RunConfig) -> None:
     check_weight_transport(config)
     if isinstance(config.backend.trainer, MegatronConfig):
         check_megatron(config.backend.trainer, num_ranks=placement.trainer_ranks, device=hardware.device)
+    if isinstance(config.backend.rollout, ServerRolloutConfig):
+        check_attention_backend(config.backend.rollout)
     if isinstance(config.backend.rollout, SGLangRolloutConfig):
         check_sglang(config.backend.rollout, device=hardware.device)
     if hardware.device == "cpu":
@@ -377,6 +380,23 @@ def check_heads(config: RunConfig) -> None:
                 f"{shape.kv_heads} key-value heads{linear}, which cannot be dealt out evenly over {gpus} GPUs. Choose "
                 f"another tensor_parallel, such as {gcd(gpus, shape.heads, shape.kv_heads, shape.linear_key_heads)}."
             )
+
+
+def check_attention_backend(rollout: ServerRolloutConfig) -> None:
+    """An experiment's name of it is of the experiment's engine, and stays where the other is chosen."""
+    name = rollout.attention_backend
+    if name is None:
+        return
+    if isinstance(rollout, VLLMRolloutConfig) and name != name.upper():
+        engine, case, such = "vLLM", "capitals", "TRITON_ATTN"
+    elif isinstance(rollout, SGLangRolloutConfig) and name != name.lower():
+        engine, case, such = "SGLang", "small letters", "triton"
+    else:
+        return
+    raise ConfigError(
+        f"backend.rollout.attention_backend={name}: {engine} writes its names of them in {case}, such as {such}; this "
+        "may be the other engine's name. Give that of this one, or null for its own choice."
+    )
 
 
 def check_sglang(rollout: SGLangRolloutConfig, *, device: str) -> None:

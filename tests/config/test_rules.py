@@ -117,7 +117,7 @@ EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_paral
 
 
 def config_with(*words: str) -> RunConfig:
-    return config_of("experiment=quickstart", *words)
+    return config_of(*([] if words and words[0].startswith("experiment=") else ["experiment=quickstart"]), *words)
 
 
 def put(config: RunConfig, key: str, value: Any) -> RunConfig:
@@ -237,6 +237,14 @@ def test_the_quickstart_obeys_every_rule():
         (
             ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.dtype=float32"],
             r"backend\.rollout\.dtype=float32: SGLang's GPU kernels.*bfloat16",
+        ),
+        (
+            ["experiment=qwen3_8b_grpo", "backend/rollout=vllm"],  # the experiment's is of SGLang
+            r"attention_backend=triton: vLLM writes its names of them in capitals, such as TRITON_ATTN.*or null",
+        ),
+        (
+            ["hardware=h200x1", "backend/rollout=sglang", "backend.rollout.attention_backend=TRITON_ATTN"],
+            r"attention_backend=TRITON_ATTN: SGLang writes its names of them in small letters, such as triton",
         ),
         (["model=hf", "model.path=/no/such/folder"], r"model\.path=/no/such/folder: there is no such folder"),
         (["task=jsonl", "task.path=/no/such.jsonl"], r"task\.path=/no/such\.jsonl: there is no such file"),
