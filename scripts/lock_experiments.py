@@ -84,7 +84,7 @@ def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterat
     results = read_results(FOLDER / "results" / f"{name}.yaml", published)
     num_gpus = config.num_gpus_used
     yield f"## `{name}`\n"
-    yield f"Published of {published.hardware}. Settings as locked: {num_gpus} GPUs of `{published.measured_on}`."
+    yield f"The source ran on {published.hardware}. Settings as locked: {num_gpus} GPUs of `{published.measured_on}`."
     source = published.source
     yield f"Source: [{source.title}]({source.url}), {source.date}." if source.url else f"Source: {source.title}."
     for hardware, argument in published.carried_over.items():
@@ -92,7 +92,7 @@ def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterat
     kinds = [kind for _, kind, _ in evidence_of(published)]
     yield (
         f"Evidence: {kinds.count('source')} settings from the source, {kinds.count('assumed')} assumed, "
-        f"{kinds.count('deviation')} deviations, and {len(published.not_offered)} more listed as not offered.\n"
+        f"{kinds.count('deviation')} deviating, and {len(published.not_offered)} more listed as not offered.\n"
     )
     yield "| claim | published | ours | status | hardware | GPU-hours |"
     yield "|---|---|---|---|---|---|"

@@ -103,7 +103,8 @@ def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[s
     others = [key for key in status.changed if key not in of_hardware]
     lines = [f"{status.tag}: the settings of {config.experiment} as locked"]
     if status.changed:
-        lines = [f"{status.tag}: {len(status.changed)} settings are not those locked for {config.experiment}"]
+        settings = "setting is not that" if len(status.changed) == 1 else "settings are not those"
+        lines = [f"{status.tag}: {len(status.changed)} {settings} locked for {config.experiment}"]
     for key in others[:LINES_SHOWN]:
         locked, ours = status.changed[key]
         lines.append(f"  {key}: {_shown(locked)} -> {_shown(ours)}")

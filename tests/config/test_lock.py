@@ -78,6 +78,8 @@ def test_settings_that_differ_are_named_with_both_values():
         "  seed: 0 -> 1",
         "  backend.trainer.optimizer.lr: 1e-06 -> 2e-06",
     ]
+    config.seed = 0
+    assert lines_of(config)[0] == f"modified: 1 setting is not that locked for {NAME}"
 
 
 @pytest.mark.parametrize(
