@@ -93,7 +93,7 @@ def last_like(config: RunConfig) -> dict[str, Any] | None:
         return None
     digest, hardware = settings_digest(config), hardware_of(config)
     found = None
-    with FILE.open(encoding="utf-8") as file:
+    with FILE.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             if digest not in line:
                 continue

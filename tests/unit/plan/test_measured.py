@@ -59,8 +59,9 @@ def test_of_several_the_last_counts_and_a_torn_line_is_passed_over(tmp_path):
     for name, seconds in (("a", 5.0), ("b", 6.0)):
         write_rows(tmp_path / name, {}, step_of(seconds))
         conclude(config, tmp_path / name)
-    with FILE.open("a") as file:
-        file.write(FILE.read_text().splitlines()[0][:-40])
+    torn = FILE.read_bytes().splitlines()[0][:-40]
+    with FILE.open("ab") as file:
+        file.write(b"\xff\xfe\n" + torn)
     record = last_like(config)
     assert record is not None and record["measured"]["time/step_s"] == 6.0
 
