@@ -41,7 +41,7 @@ def write_run(folder: Path, accuracies: list[float], *, published: bool = False)
     config = copy.deepcopy(quickstart())
     config.steps = len(accuracies) - 1
     if published:
-        claim = ClaimConfig("eval/arithmetic/greedy", Statistic.max, value=0.9, tolerance=0.05)
+        claim = ClaimConfig("eval/arithmetic/greedy", Statistic.max, last_step=config.steps, value=0.9, tolerance=0.05)
         config.published = PublishedConfig(claims={"peak": claim})
     save_run_yaml(config, folder / "run.yaml")
     rows = [
