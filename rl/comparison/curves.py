@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from rl.config.load import load_run_yaml, nearest
 from rl.config.schema import ConfigError, RunConfig
-from rl.loggers.jsonl import Row, points, read_metrics
+from rl.loggers.jsonl import Row, parse_json, points, read_metrics
 from rl.loggers.names import Reduction, find
 
 
@@ -166,7 +165,7 @@ def read_run(folder: Path) -> Curves:
 def _total_steps(folder: Path) -> int | None:
     """As the run's last start found it from the data."""
     files = sorted(folder.glob("provenance*.json"), key=lambda path: path.stat().st_mtime)
-    facts = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    facts = [parse_json(path.read_bytes(), str(path)) for path in files]
     return next((fact["total_steps"] for fact in reversed(facts) if "total_steps" in fact), None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from rl.config.lock import deciding_settings, lock_file, published_status
 from rl.config.register import experiment_files
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.smoke import split_smoke
+from rl.loggers.jsonl import parse_json
 
 FACTS = ("code", "packages", "python", "gpu", "cpu", "task_fingerprint")
 """Of provenance.json, besides the settings: what else decides a run's outcome."""
@@ -90,7 +90,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def read_provenance(run_folder: Path) -> dict[str, Any]:
     """Of the run's first start; empty where it did not come so far."""
     path = run_folder / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return parse_json(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
 def locked_changes(config: RunConfig) -> list[str]:

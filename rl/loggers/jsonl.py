@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl.config.schema import JsonlLoggerConfig
+from rl.config.schema import ConfigError, JsonlLoggerConfig
 
 if TYPE_CHECKING:
     from rl.loggers.samples import Sample
@@ -51,11 +51,22 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All complete rows, in order; none if there is no file. A torn last line is left out."""
+    """All complete rows, in order; none if there is no file. A torn last line is left out.
+
+    Raises ConfigError where another line is damaged.
+    """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is empty or torn
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is empty or torn
+    return [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def parse_json(text: bytes, where: str) -> Any:
+    """Of a run's own files. Raises ConfigError where a disk or a person has damaged one; `where` says which."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no JSON ({error}): the file is damaged. Restore or remove it.") from error
 
 
 def points(rows: Sequence[Row], key: str, *, x: str = "step") -> list[tuple[float, float]]:

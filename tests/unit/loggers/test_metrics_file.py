@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl.config.schema import ConfigError
 from rl.loggers.jsonl import MetricsFile, read_metrics, set_aside_after, to_number
 
 
@@ -52,6 +53,15 @@ def test_a_torn_last_line_is_left_out_when_reading(tmp_path):
     for length in range(len(whole) - 1, whole[:-1].rindex(b"\n") + 1, -1):
         path.write_bytes(whole[:length])
         assert [row["step"] for row in read_metrics(path)] == [0, 1]
+
+
+@pytest.mark.parametrize("damaged", [b"nonsense", b"\xff\xfe", b""])
+def test_another_line_that_is_damaged_is_named(tmp_path, damaged):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, [1])
+    path.write_bytes(path.read_bytes() + damaged + b'\n{"step": 2}\n')
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2 is no JSON .*the file is damaged"):
+        read_metrics(path)
 
 
 def test_no_file_has_no_rows(tmp_path):
