@@ -19,9 +19,13 @@ REQUIRED = {
 }
 """Suite -> implementations that may not be missing."""
 
+OF_ONE_PROCESS = (
+    "the_death_of_its_process_reaches_every_waiting_call",
+    "the_death_of_an_idle_engine_reaches_whoever_waits_for_it",
+)
 NOT_APPLICABLE = {
-    ("local", "the_death_of_its_process_reaches_every_waiting_call"),  # it lives in the caller's process
-    ("replicas", "the_death_of_its_process_reaches_every_waiting_call"),  # it goes on: test_replicas.py
+    *(("local", case) for case in OF_ONE_PROCESS),  # it lives in the caller's process
+    *(("replicas", case) for case in OF_ONE_PROCESS),  # it goes on: test_replicas.py
 }
 """(implementation, case) that have no meaning."""
 
