@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from rl.canary import Canary
+from rl.clock import Clock
 from rl.digests import loss_digest, rollout_digests
 from rl.protocols import (
     Algorithm,
@@ -25,7 +25,7 @@ from rl.protocols import (
     RunLogger,
     Trainer,
 )
-from rl.resident import resident_gib, take_peak_gib
+from rl.resident import resident_gib
 from rl.sentinels import Sentinels
 from rl.throughput import Devices, throughput, utilization
 from rl.types import PublishStats, RolloutGroup, StepStats, TrainBatch
@@ -192,7 +192,12 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     metrics["engine/policy_version"] = await run.engine.policy_version()
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, done) | run.canary.metrics()
-    metrics |= clock.row(overlap_s=done.overlap_s, busy_s=run.stream.busy_s(), batch=done.batch)
+    metrics |= clock.row(
+        overlap_s=done.overlap_s,
+        busy_s=run.stream.busy_s(),
+        batch=done.batch,
+        device_uses=await run.trainer.device_uses(),
+    )
     metrics |= throughput(groups, step_s=metrics["time/step_s"], devices=run.devices)
     metrics |= utilization(done.batch, seconds=done.stats.seconds, devices=run.devices)
     trips = run.sentinels.find(metrics)
@@ -387,7 +392,7 @@ class _Rows:
     """
 
     def __init__(self, log: RunLogger) -> None:
-        self.clock = _Clock()
+        self.clock = Clock()
         self._log = log
         self._waiting: list[_Row] = []
         self._evaluation: asyncio.Task[dict[str, float]] | None = None
@@ -431,64 +436,3 @@ class _Rows:
             self._log.log(row.metrics, step=row.step)
             self._log.log_digests(row.digests, step=row.step)
         self._waiting.clear()
-
-
-class _Clock:
-    """Wall seconds of the phases of one row, from the end of the row before, and the most memory resident in each."""
-
-    def __init__(self) -> None:
-        self._row_began = time.monotonic()
-        self._busy_before = 0.0
-        self._seconds: dict[str, float] = {}
-        self._peaks: dict[str, float] = {}
-        self._open: list[_Phase] = []
-
-    def phase(self, name: str) -> _Phase:
-        return _Phase(self, name)
-
-    def row(self, *, overlap_s: float, busy_s: float, batch: TrainBatch) -> dict[str, float]:
-        """Times and peaks of the row that ends now. A phase inside another is counted once, in the inner one."""
-        self._note_peak()
-        now = time.monotonic()
-        step_s = now - self._row_began
-        metrics = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
-        metrics |= {f"memory/{name}_gib": peak for name, peak in self._peaks.items()}
-        metrics["time/step_s"] = step_s
-        metrics["time/overlap_fraction"] = min(overlap_s / step_s, 1.0)
-        metrics["time/engine_busy_fraction"] = min((busy_s - self._busy_before) / step_s, 1.0)
-        metrics["rollout/tokens_per_s"] = sum(counts.tokens for counts in batch.loss_counts) / step_s
-        self._row_began, self._busy_before, self._seconds, self._peaks = now, busy_s, {}, {}
-        return metrics
-
-    def enter(self, phase: _Phase) -> None:
-        self._note_peak()
-        self._open.append(phase)
-
-    def _note_peak(self) -> None:
-        """Of the innermost phase since the last time that one began or ended."""
-        peak = take_peak_gib()
-        if self._open and peak is not None:
-            name = self._open[-1].name
-            self._peaks[name] = max(peak, self._peaks.get(name, 0.0))
-
-    def leave(self, phase: _Phase, seconds: float) -> None:
-        self._note_peak()
-        assert self._open.pop() is phase
-        self._seconds[phase.name] = self._seconds.get(phase.name, 0.0) + seconds
-        if self._open:
-            outer = self._open[-1].name
-            self._seconds[outer] = self._seconds.get(outer, 0.0) - seconds
-
-
-@dataclass(slots=True, eq=False)
-class _Phase:
-    clock: _Clock
-    name: str
-    began: float = 0.0
-
-    def __enter__(self) -> None:
-        self.began = time.monotonic()
-        self.clock.enter(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.clock.leave(self, time.monotonic() - self.began)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rl.types import (
+    DeviceUse,
     EvalResult,
     EvalSet,
     FloatArray,
@@ -419,6 +420,10 @@ class Trainer(WeightSource, Protocol):
 
     async def weights_digest(self) -> str:
         """16 hex digits of the master weights; equal for bitwise equal ones on equally many ranks."""
+        ...
+
+    async def device_uses(self) -> list[list[DeviceUse]]:
+        """Of each rank's GPU since the last call, by all processes; empty on a CPU."""
         ...
 
     async def offload(self) -> None: ...

@@ -281,6 +281,15 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Memory of one device that is in use, by all processes, from a time on."""
+
+    time: float
+    """`time.time()`"""
+    gib: float
+
+
+@dataclass(frozen=True, slots=True)
 class PublishStats:
     """What one weight publish cost."""
 

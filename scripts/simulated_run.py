@@ -28,7 +28,18 @@ from rl.rollout.sampler import Outcome, Part, Sampled
 from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import batch_metrics
-from rl.types import EvalSet, FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling, StepStats, TrainBatch
+from rl.types import (
+    DeviceUse,
+    EvalSet,
+    FinishReason,
+    Prompt,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    Sampling,
+    StepStats,
+    TrainBatch,
+)
 from rl.weights.transport import Handed
 
 LengthOf = Callable[[int], int]
@@ -293,6 +304,9 @@ class SimulatedTrainer:
 
     async def weights_digest(self) -> str:
         return ""
+
+    async def device_uses(self) -> list[list[DeviceUse]]:
+        return []
 
     async def offload(self) -> None: ...
 

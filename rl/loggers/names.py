@@ -279,13 +279,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "memory/gpu_peak_gib",
         "GiB",
-        "peak memory that the trainer's allocator held in the step",
+        "peak memory that the allocator of a trainer rank held in the step, of all ranks the largest",
         reduction=Reduction.MAX,
     ),
     Metric(
         "memory/gpu_<phase>_gib",
         "GiB",
-        "peak memory that the trainer's allocator held in a part of `train`",
+        "most memory in use on the fullest GPU of the trainer in a phase, by all processes; in a part of `train`, as "
+        "`forward_backward`: that the allocator of a rank held",
         reduction=Reduction.MAX,
     ),
     Metric(

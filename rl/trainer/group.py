@@ -34,9 +34,10 @@ from rl.placement.ray_runtime import (
     seat_options,
 )
 from rl.protocols import Bucket, EngineError, RemoteBucket, SharedBucket, TrainerRank, UpdateManifest
+from rl.trainer.device_memory import DeviceMemory, used_bytes
 from rl.trainer.packing import pack_to_score
 from rl.trainer.phases import enter_phase, last_phase, record_phases
-from rl.types import FloatArray, Prompt, Rollout, StepStats, TrainBatch
+from rl.types import DeviceUse, FloatArray, Prompt, Rollout, StepStats, TrainBatch
 from rl.weights.collective import serve_store
 from rl.weights.digest import join_digests
 from rl.weights.outlet import OF_EVERY_RANK, WeightOutlet
@@ -139,6 +140,9 @@ class TrainerGroup:
     async def weights_digest(self) -> str:
         return join_digests(await self._all("weights_digest"))
 
+    async def device_uses(self) -> list[list[DeviceUse]]:
+        return await self._all("device_uses")
+
     async def offload(self) -> None:
         await self._all("offload")
 
@@ -187,6 +191,7 @@ class _RankHost:
         self._store: Any = None
         self._device = "cpu"
         self._is_first = False
+        self._memory: DeviceMemory | None = None
         self._outlet: WeightOutlet | None = None
         self._posted: Bucket = []
         """The bucket that it sends."""
@@ -206,6 +211,10 @@ class _RankHost:
         self._rank = build(config, **arguments)
         self._device = arguments["device"]
         self._is_first = arguments["rank"] == 0
+        if self._device == "cuda":
+            self._memory = DeviceMemory(
+                functools.partial(used_bytes, torch.device("cuda", torch.cuda.current_device()))
+            )
 
     def stay(self) -> None:
         """Never returns: whoever waits for it learns of this process's end at once."""
@@ -218,22 +227,39 @@ class _RankHost:
         return result
 
     def _call(self, method: str, arguments: Sequence[Any]) -> Any:
-        if method == "open_buckets":
-            self._buckets = iter(self._built.buckets())
-            return None
-        if method == "next_bucket":
-            bucket = self._next_bucket()
-            return [(name, tensor.cpu()) for name, tensor in bucket] if bucket and self._buckets_to_cpu else bucket
-        if method == "post_bucket":
-            by, *rest = arguments
-            bucket = self._next_bucket()
-            self._posted = bucket or []
-            return None if bucket is None else self._ask_outlet(by, bucket, *rest)
-        if method == "copy_posted":
-            return _held_by_ray(self._posted) if self._is_first else None
-        if method == "outlet":
-            return self._ask_outlet(*arguments)
-        return getattr(self._built, method)(*arguments)
+        of_host = {
+            "open_buckets": self._open_buckets,
+            "next_bucket": self._send_bucket,
+            "post_bucket": self._post_bucket,
+            "copy_posted": self._copy_posted,
+            "outlet": self._ask_outlet,
+            "device_uses": self._device_uses,
+            "close": self._close,
+        }
+        return (of_host.get(method) or getattr(self._built, method))(*arguments)
+
+    def _open_buckets(self) -> None:
+        self._buckets = iter(self._built.buckets())
+
+    def _send_bucket(self) -> Bucket | None:
+        bucket = self._next_bucket()
+        return [(name, tensor.cpu()) for name, tensor in bucket] if bucket and self._buckets_to_cpu else bucket
+
+    def _post_bucket(self, by: str, *arguments: Any) -> Any:
+        bucket = self._next_bucket()
+        self._posted = bucket or []
+        return None if bucket is None else self._ask_outlet(by, bucket, *arguments)
+
+    def _copy_posted(self) -> Any:
+        return _held_by_ray(self._posted) if self._is_first else None
+
+    def _device_uses(self) -> list[DeviceUse]:
+        return [] if self._memory is None else self._memory.take()
+
+    def _close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._built.close()
 
     def _next_bucket(self) -> Bucket | None:
         assert self._buckets is not None, "buckets are not open"

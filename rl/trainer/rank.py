@@ -146,16 +146,16 @@ class PolicyRank(ABC, Generic[PolicyModule]):
             grad_norms.append(norm)
             skipped += not math.isfinite(norm)
         enter_phase("metrics")
+        if self.device.type == "cuda":
+            for name, part in parts.items():
+                metrics.add_max(f"memory/gpu_{name}_gib", part.peak_bytes / 2**30)
+            metrics.add_max("memory/gpu_peak_gib", max(part.peak_bytes for part in parts.values()) / 2**30)
         values = metrics.reduced()
         values |= {"train/lr": lr, "train/skipped_updates": float(skipped)}
         mean, mean_square = (values.pop(f"offpolicy/{name}", math.nan) for name in ("ratio_mean", "ratio_square_mean"))
         values["offpolicy/effective_sample_fraction"] = mean**2 / mean_square if mean_square else math.nan
         if grad_norms:
             values["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
-        if self.device.type == "cuda":
-            peaks = {name: part.peak_bytes / 2**30 for name, part in parts.items() if part.peak_bytes}
-            values |= {f"memory/gpu_{name}_gib": peak for name, peak in peaks.items()}
-            values["memory/gpu_peak_gib"] = max(peaks.values())
         seconds = {name: part.seconds for name, part in parts.items()}
         first_loss = values.pop(FIRST_LOSS)
         return StepStats(len(mini_batches) - skipped, values, seconds, first_loss)

@@ -28,6 +28,7 @@ from rl.sentinels import Sentinels
 from rl.stream import GroupStream, StreamConfigValues
 from rl.trainer.packing import pack
 from rl.types import (
+    DeviceUse,
     EvalResult,
     FinishReason,
     Prompt,
@@ -157,6 +158,9 @@ class TimedTrainer:
 
     async def weights_digest(self) -> str:
         return ""
+
+    async def device_uses(self) -> list[list[DeviceUse]]:
+        return []
 
     async def close(self) -> None: ...
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl.loop import _Clock
+from rl.clock import Clock
 from rl.resident import resident_gib, take_peak_gib
 from rl.types import TrainBatch
 
@@ -28,7 +28,7 @@ def test_memory_that_was_given_back_is_in_the_peak_once():
 def test_a_phase_has_the_memory_that_was_resident_in_it_and_not_in_one_inside_it():
     if take_peak_gib() is None:
         pytest.skip("this kernel does not set the high-water mark back")
-    clock, before = _Clock(), resident_gib()
+    clock, before = Clock(), resident_gib()
     with clock.phase("outer"), clock.phase("inner"):
         array = np.ones(QUARTER)
         del array
