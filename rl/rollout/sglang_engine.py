@@ -43,6 +43,7 @@ from rl.protocols import (
 from rl.rollout.engine import Engine
 from rl.rollout.manifest_check import ManifestCheck
 from rl.rollout.memory import check_freed
+from rl.rollout.ports import on_free_ports
 from rl.rollout.processes import block_interrupts, describe_exit
 from rl.rollout.sampler import Outcome, Part
 from rl.rollout.sglang_environment import is_seeded
@@ -82,6 +83,7 @@ class SGLangSampler:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packing = ThreadPoolExecutor(1, thread_name_prefix="sglang-pack")
         self._is_closed = False
+        self._has_started = False
         self._death: str | None = None
         self._parts: dict[str, Part] = {}
         self._call_ids = itertools.count()
@@ -99,11 +101,19 @@ class SGLangSampler:
         self._deliver = deliver
         self._report_death = die
         self._log_folder = Path(tempfile.mkdtemp(prefix="rl-sglang-"))
+        self._tokenizer: Any = await asyncio.to_thread(AutoTokenizer.from_pretrained, self._model_folder)
+        self._limits = await on_free_ports(self.name, self._started_host)
+
+    async def _started_host(self) -> Started:
+        self._death = None
         self._started: asyncio.Future[Started] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run_host, name="sglang-read", daemon=True)
         self._thread.start()
-        self._tokenizer: Any = await asyncio.to_thread(AutoTokenizer.from_pretrained, self._model_folder)
-        self._limits = await self._started
+        try:
+            return await self._started
+        except EngineError:
+            await asyncio.to_thread(self._thread.join)  # what it says last is not of the next one
+            raise
 
     def _run_host(self) -> None:
         """Starts the host and reads from it until it ends. The kernel ties the host's life to this thread's."""
@@ -217,6 +227,7 @@ class SGLangSampler:
                 case Started():
                     if not self._started.done():
                         self._started.set_result(message)
+                    self._has_started = True
                 case Failed(reason) if not self._is_closed:
                     log = last_lines(self._log_folder / "sglang.log")
                     if not self._started.done():
@@ -327,7 +338,8 @@ class SGLangSampler:
                 future.set_exception(EngineError(reason))
         if not self._is_closed:
             self._death = reason
-            self._report_death(reason)
+            if self._has_started:  # else `start` raises it
+                self._report_death(reason)
 
 
 def pack_bucket(bucket: Bucket, num_readers: int) -> tuple[list[bytes], torch.Tensor]:

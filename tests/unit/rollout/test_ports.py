@@ -1,0 +1,63 @@
+"""Engines that lose a port as they start, told in the words of those who bind it (P154)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from rl.protocols import EngineError
+from rl.rollout.ports import on_free_ports
+
+
+def said_by_torch(port: int) -> str:
+    with pytest.raises(dist.DistNetworkError) as caught:
+        dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    return str(caught.value)
+
+
+def said_by_python(port: int) -> str:
+    with pytest.raises(OSError) as caught, socket.socket() as late:
+        late.bind(("127.0.0.1", port))
+    return str(caught.value)
+
+
+class Starts:
+    """Fails with `reason` so many times."""
+
+    def __init__(self, reason: str, num_failures: int) -> None:
+        self._reason, self._num_failures, self.num_calls = reason, num_failures, 0
+
+    async def __call__(self) -> int:
+        self.num_calls += 1
+        if self.num_calls <= self._num_failures:
+            raise EngineError(f"vLLM did not start: root cause above\n{self._reason}")
+        return self.num_calls
+
+
+@pytest.mark.parametrize("said_by", [said_by_torch, said_by_python])
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_squatter_on_a_port_does_not_stop_the_start(said_by: Callable[[int], str], num_failures: int):
+    with socket.create_server(("", 0)) as squatter:
+        starts = Starts(said_by(squatter.getsockname()[1]), num_failures)
+    assert asyncio.run(on_free_ports("vLLM", starts)) == num_failures + 1
+
+
+def test_the_third_start_is_the_last_and_names_the_port_and_how_to_find_who_has_it():
+    with socket.create_server(("", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        starts = Starts(said_by_torch(port), 9)
+    with pytest.raises(EngineError, match=rf"(?s)in 3 starts vLLM found a port taken.*ss -ltnp.*port: {port}"):
+        asyncio.run(on_free_ports("vLLM", starts))
+    assert starts.num_calls == 3
+
+
+def test_what_is_wrong_with_more_than_a_port_is_raised_at_once():
+    starts = Starts("CUDA out of memory", 9)
+    with pytest.raises(EngineError, match="CUDA out of memory"):
+        asyncio.run(on_free_ports("vLLM", starts))
+    assert starts.num_calls == 1
