@@ -123,6 +123,7 @@ RANGES: tuple[Range, ...] = (
     ("model.num_params", _POSITIVE_OR_NONE, "above 0, or null where it is not known"),
     *((f"model.shape.{size}", POSITIVE, "at least 1") for size in SIZES),
     *((f"model.shape.{size}", NOT_NEGATIVE, "0 or more") for size in SIZES_OF_SOME),
+    ("model.shape.max_positions", _POSITIVE_OR_NONE, "at least 1, or null where it is not known"),
     ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT of IPv4 (not IPv6), or null"),
     *((f"sentinels.{item.name}.limit", _IS_LIMIT, "0 or more, or null") for item in fields(SentinelsConfig)),
     ("logger.mode", lambda value: value in ("online", "offline"), "online or offline"),
@@ -155,6 +156,7 @@ def check_run_config(config: RunConfig) -> None:
     num_prompts = check_data(config)
     if num_prompts is not None and config.mode is not Mode.eval:
         check_num_steps(config, num_prompts)
+    check_positions(config)
 
 
 def check_ranges(config: RunConfig) -> None:
@@ -490,6 +492,26 @@ def check_algorithm(config: RunConfig) -> None:
 
 def check_model(config: RunConfig) -> None:
     target_class(config.model._target_).check(config.model)
+
+
+def check_positions(config: RunConfig) -> None:
+    """The longest prompt with the longest answer; an engine would say it only once it has started."""
+    shape = target_class(config.model._target_).shape(config.model)
+    if shape is None or shape.max_positions is None:
+        return
+    task, limit = config.task, shape.max_positions
+    samplings = {"eval_sampling": task.eval_sampling}
+    if config.mode is not Mode.eval:
+        samplings = {"sampling": task.sampling, **samplings}
+    for name, sampling in samplings.items():
+        longest = task.max_prompt_tokens + sampling.max_new_tokens
+        if longest > limit:
+            raise ConfigError(
+                f"task.max_prompt_tokens={task.max_prompt_tokens} and task.{name}.max_new_tokens="
+                f"{sampling.max_new_tokens} make {longest:,} tokens, and {config.model.path} has {limit:,} positions: "
+                "the longest prompt and its longest answer must fit them. Lower one of the two, or give the model more "
+                "positions (model.hf_overrides.max_position_embeddings)."
+            )
 
 
 def check_data(config: RunConfig) -> int | None:

@@ -50,6 +50,8 @@ class ModelShape:
     """0: no expert that every token goes through."""
     num_params: int | None = None
     """Parameters; None: nobody said, and the sizes above do not account for all of them."""
+    max_positions: int | None = None
+    """Tokens of prompt and answer together that the model takes at most; None: not known here."""
 
     @property
     def full_attention_layers(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rl.config.given import short
 from rl.config.schema import ConfigError
 from rl.config.shape import ModelShape
 
@@ -29,6 +30,9 @@ SIZE_KEYS = {
     "linear_conv_kernel_dim",
 }
 """Keys of config.json that a shape depends on."""
+POSITIONS_KEY = "max_position_embeddings"
+_STRETCHED = ("linear", "dynamic")
+"""Kinds of rotary positions whose `factor` some engines multiply the positions with, and others do not."""
 _NOT_COUNTED = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -80,7 +84,25 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         **(_linear_sizes(text) if is_hybrid else {}),
         **(_expert_sizes(text) if has_experts else {}),
     )
-    return replace(shape, num_params=shape.counted_params() if _is_counted(shape, text, model_type) else None)
+    num_params = shape.counted_params() if _is_counted(shape, text, model_type) else None
+    return replace(shape, num_params=num_params, max_positions=max_positions(text))
+
+
+def max_positions(text: Mapping[str, Any]) -> int | None:
+    """Of a config.json's text part. None: it does not say, or engines differ about it.
+
+    Raises ConfigError where it says something else than a number of positions.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in _STRETCHED:
+        return None
+    value = text.get(POSITIONS_KEY)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f"{POSITIONS_KEY}={short(value)}, of config.json or model.hf_overrides, must be a whole number of tokens, "
+            "at least 1."
+        )
+    return value
 
 
 def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:

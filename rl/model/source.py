@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import HUB_ID, ConfigError, ModelConfig
 from rl.config.shape import ModelShape
-from rl.model.shape import SIZE_KEYS, params_in_files, read_config_json, shape_of
+from rl.model.shape import POSITIONS_KEY, SIZE_KEYS, max_positions, params_in_files, read_config_json, shape_of
 from rl.protocols import Task
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ class HuggingFaceModel:
         if config.shape is None or _overrides_size(config.hf_overrides):
             return None
         shape = config.shape
-        return replace(shape, num_params=config.num_params or shape.num_params or shape.counted_params())
+        return replace(
+            shape,
+            num_params=config.num_params or shape.num_params or shape.counted_params(),
+            max_positions=_overridden_positions(shape.max_positions, config.hf_overrides),
+        )
 
     @classmethod
     def light_tokenizer(cls, config: ModelConfig) -> LightTokenizer | None:
@@ -180,11 +184,18 @@ def _overrides_size(overrides: Mapping[str, Any]) -> bool:
     return bool(SIZE_KEYS & overrides.keys()) or any(_overrides_size(value) for value in below)
 
 
+def _overridden_positions(written: int | None, overrides: Mapping[str, Any]) -> int | None:
+    """Of a model whose config.json is not here, which would say whether its text part is nested."""
+    below = overrides.get("text_config")
+    text = {**overrides, **(below if isinstance(below, Mapping) else {})}
+    return max_positions({POSITIONS_KEY: written} | text)
+
+
 def _check_shape(written: ModelShape, real: ModelShape, folder: Path) -> None:
     """Raises ConfigError where model.shape is not what config.json says."""
     for item in fields(ModelShape):
         one, other = getattr(written, item.name), getattr(real, item.name)
-        if one != other and not (item.name == "num_params" and one is None):
+        if one != other and not (item.name in ("num_params", "max_positions") and one is None):
             raise ConfigError(
                 f"model.shape.{item.name}={one}, but {folder}/config.json makes it {other}. Is model.path another "
                 "model? Correct model.shape, or set model.shape=null to take every size from config.json."

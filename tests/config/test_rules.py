@@ -85,6 +85,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "model.num_params": ([0, -3], [1, None]),
     **{f"model.shape.{size}": ([0, -1], [1]) for size in check.SIZES},
     **{f"model.shape.{size}": ([-1], [0, 1]) for size in check.SIZES_OF_SOME},
+    "model.shape.max_positions": ([0, -1], [1, None]),
     "ray.address": (
         ["[::1]:6379", "::1:6379", "host", "host:", ":6379", "host:0", "host:65536", "host:x"],
         [None, "host:6379", "10.0.0.1:1"],
@@ -106,13 +107,14 @@ PART_OF = {
     "backend.trainer.expert_parallel": ["backend/trainer=megatron"],
     "logger.mode": ["logger=wandb"],
     "model.num_params": ["model=qwen3_8b"],
-    **{f"model.shape.{size}": ["model=qwen3_8b"] for size in (*check.SIZES, *check.SIZES_OF_SOME)},
+    **{f"model.shape.{size}": ["model=qwen3_8b"] for size in (*check.SIZES, *check.SIZES_OF_SOME, "max_positions")},
 }
 """Keys that only one part has."""
 
 GPUS = ["hardware=h200x1", "backend/rollout=vllm"]
 QWEN3_8B = ["model=qwen3_8b", *GPUS]
 THREE_WAY_TRAINER = ["backend/trainer=megatron", "placement.trainer_ranks=3", "backend.trainer.tensor_parallel=3"]
+SHORT_ANSWERS = ["task.sampling.max_new_tokens=4", "task.eval_sampling.max_new_tokens=4"]
 EIGHT_GPU_ENGINES = ["backend.rollout.replicas=4", "backend.rollout.tensor_parallel=2"]
 
 
@@ -290,7 +292,7 @@ def test_what_stands_next_to_a_rule_is_allowed(words):
 def test_a_batch_larger_than_the_data_is_refused_with_the_arithmetic(tmp_path: Path):
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(100)))
-    words = ("task=jsonl", f"task.path={rows}", "steps=null")
+    words = ("task=jsonl", f"task.path={rows}", "steps=null", "task.max_prompt_tokens=16", *SHORT_ANSWERS)
     message = r"100 training rows, algorithm\.prompts_per_step=128: 1 epoch\(s\) x \(100 // 128\) = 0 steps"
     with pytest.raises(ConfigError, match=message):
         check_run_config(config_with(*words, "algorithm.prompts_per_step=128"))
@@ -335,3 +337,41 @@ def test_the_rules_run_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr
+
+
+MATH_7B = "experiment=qwen2_5_math_7b_dapo_fully_async"
+POSITIONS = "model.hf_overrides.max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [MATH_7B, f"{POSITIONS}=4096", "mode=plan"],
+            r"task\.max_prompt_tokens=2048 and task\.sampling\.max_new_tokens=28672 make 30,720 tokens, and "
+            r"Qwen/Qwen2\.5-Math-7B has 4,096 positions: .*Lower one of the two, or give .*max_position_embeddings",
+        ),
+        (
+            ["experiment=qwen3_8b_grpo", "task.sampling.max_new_tokens=39937"],
+            r"task\.sampling\.max_new_tokens=39937 make 40,961 tokens, and Qwen/Qwen3-8B has 40,960 positions",
+        ),
+        (["task.eval_sampling.max_new_tokens=497"], r"task\.eval_sampling\..* 513 tokens, and tiny has 512 positions"),
+    ],
+)
+def test_a_prompt_and_answer_longer_than_the_model_s_positions_are_refused(words: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        check_run_config(config_with(*words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [MATH_7B, f"{POSITIONS}=30720"],
+        ["experiment=qwen3_8b_grpo", "task.sampling.max_new_tokens=39936"],
+        ["experiment=qwen3_8b_grpo", "task.sampling.max_new_tokens=60000", "model.shape.max_positions=null"],
+        ["task.eval_sampling.max_new_tokens=496"],
+        ["mode=eval", "task.sampling.max_new_tokens=9999"],  # nothing is sampled for training
+    ],
+)
+def test_as_long_as_the_model_s_positions_or_of_unknown_many_they_are_not(words: list[str]):
+    check_run_config(config_with(*words))

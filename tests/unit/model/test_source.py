@@ -107,13 +107,34 @@ def test_a_plan_needs_no_download_where_the_shape_is_written_down(monkeypatch, t
     assert HuggingFaceModel.shape(config) is None
 
 
+@pytest.mark.parametrize(
+    ("overrides", "positions"),
+    [
+        ({}, 4096),
+        ({"max_position_embeddings": 7}, 7),
+        ({"text_config": {"max_position_embeddings": 9}}, 9),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, None),
+    ],
+)
+def test_overridden_positions_win_over_those_written_down(overrides, positions, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    sizes = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10, max_positions=4096)
+    config = ModelConfig(name="hf", path="nobody/no-such-model-anywhere", shape=sizes, hf_overrides=overrides)
+    shape = HuggingFaceModel.shape(config)
+    assert shape is not None and shape.max_positions == positions
+
+
 def test_a_written_shape_that_is_not_the_model_s_is_refused(tiny_qwen3):
     shape = HuggingFaceModel.shape(ModelConfig(name="hf", path=str(tiny_qwen3)))
     assert shape is not None
     HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=replace(shape, num_params=None)))
-    wrong = replace(shape, kv_heads=shape.kv_heads + 1)
-    with pytest.raises(ConfigError, match=r"model\.shape\.kv_heads=\d+, but .*config\.json makes it \d+"):
-        HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=wrong))
+    HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=replace(shape, max_positions=None)))
+    for name in ("kv_heads", "max_positions"):
+        wrong = replace(shape, **{name: getattr(shape, name) + 1})
+        with pytest.raises(ConfigError, match=rf"model\.shape\.{name}=\d+, but .*config\.json makes it \d+"):
+            HuggingFaceModel.check(ModelConfig(name="hf", path=str(tiny_qwen3), shape=wrong))
 
 
 @pytest.mark.parametrize(
