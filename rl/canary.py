@@ -21,7 +21,7 @@ from types import TracebackType
 import numpy as np
 
 from rl.config.schema import CanaryAction, CanaryConfig, Dtype
-from rl.protocols import MAX_LOG_RATIO, RolloutEngine, Trainer
+from rl.protocols import MAX_LOG_RATIO, RequestError, RolloutEngine, Trainer
 from rl.types import FloatArray, Prompt, Rollout, Sampling
 
 FLOAT32_BOUND = 1e-3
@@ -85,7 +85,7 @@ class _Asked:
     """The engine at work on the prompts."""
 
     version: int
-    answers: list[asyncio.Task[Rollout]]
+    answers: list[asyncio.Task[Rollout | None]]
     digests: asyncio.Task[dict[str, str]]
 
     @property
@@ -136,10 +136,15 @@ class Canary:
         # The engine gets them now, so that whatever is asked for later is batched as it would be without them.
         await asyncio.sleep(0)
 
-    async def _answer(self, place: int) -> Rollout:
+    async def _answer(self, place: int) -> Rollout | None:
+        """None: the engine, which lives on, failed on this request. Training asks again; here others answer."""
         # The training stream counts its groups from 0, so no seed and no id is used twice.
         samples = self._engine.generate(self._prompts[place], group_id=-1 - place, n=1, sampling=self._sampling)
-        (rollout,) = [rollout async for rollout in samples]
+        try:
+            (rollout,) = [rollout async for rollout in samples]
+        except RequestError as error:
+            log.warning("canary: the answer to %s is not compared: %s", self._prompts[place].prompt_id, error)
+            return None
         return rollout
 
     @property
@@ -169,7 +174,7 @@ class Canary:
         asked, self._asked = self._asked, None
         digests = await asked.digests
         answers = [(prompt, await task) for prompt, task in zip(self._prompts, asked.answers, strict=True)]
-        answers = [(prompt, rollout) for prompt, rollout in answers if _is_of(rollout, asked.version)]
+        answers = [(prompt, rollout) for prompt, rollout in answers if rollout and _is_of(rollout, asked.version)]
         self._metrics["canary/skipped_rollouts"] = len(self._prompts) - len(answers)
         if not answers:
             return None

@@ -236,7 +236,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "canary/skipped_rollouts",
         "rollouts",
-        "answers that came too late, or not from the version to compare",
+        "answers that came too late, failed, or are not of the version to compare",
         (0.0, 0.0),
         Reduction.SUM,
     ),

@@ -32,7 +32,7 @@ from rl.loggers.names import unlisted
 from rl.loop import Cadence, Progress, Run, fit
 from rl.placement.colocated import Colocated
 from rl.placement.fully_async import FullyAsync
-from rl.protocols import Bucket, PauseMode, UpdateManifest, UpdateSession
+from rl.protocols import Bucket, PauseMode, RequestError, UpdateManifest, UpdateSession
 from rl.rollout.local_engine import LocalEngine, LocalSampler
 from rl.run_folder import Checkpoints
 from rl.sentinels import Sentinels
@@ -355,6 +355,25 @@ async def test_answers_of_another_version_are_not_compared(published):
     await canary.settle()
     assert await canary.check() is None
     assert canary.metrics() == {"canary/skipped_rollouts": 4.0}
+
+
+async def test_a_request_that_fails_is_left_out_and_the_others_are_compared(published, monkeypatch, caplog):
+    canary, engine, _ = published
+    generate = engine.generate
+
+    async def failing(prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        if group_id == -2:
+            raise RequestError("its processor died")
+        async for rollout in generate(prompt, group_id=group_id, n=n, sampling=sampling):
+            yield rollout
+
+    monkeypatch.setattr(engine, "generate", failing)
+    await canary.watch(0)
+    await canary.settle()
+    assert await canary.check() is None
+    metrics = canary.metrics()
+    assert metrics["canary/skipped_rollouts"] == 1.0 and metrics["canary/logprob_difference_mean"] < 1e-5
+    assert "even:1 is not compared: its processor died" in caplog.text
 
 
 async def test_a_difference_with_no_parameter_behind_it_is_said_to_be_one_of_computation(
