@@ -119,7 +119,7 @@ def test_a_micro_batch_with_its_logits_at_once_is_the_usual_surprise():
     ("words", "named_problem", "knob"),
     [
         (["backend.trainer.recompute=false"], "train takes", "backend.trainer.recompute=true"),
-        (["backend.rollout.memory_fraction=0.05"], "leave -0.7 GiB", "backend.rollout.memory_fraction=0.15"),
+        (["backend.rollout.memory_fraction=0.05"], "lacks 0.7 GiB", "backend.rollout.memory_fraction=0.15"),
         (["backend.rollout.memory_fraction=0.99"], "wake takes", "backend.rollout.memory_fraction=0.79"),
     ],
 )
