@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from rl import exit_codes
@@ -37,12 +38,13 @@ def print_plan(config: RunConfig) -> int:
         ("measured last", measured_lines(config)),
         ("published", _claims(config)),
     ]
-    verdict, code = _verdict(config, found)
+    obstacles = [f"cannot run yet: {message}" for message in not_there_yet(config)]
     if config.plan.data:
         lines, is_readable = _data(config)
         sections.append(("data", lines))
         if not is_readable:
-            verdict, code = [*verdict, "cannot run as it is: see data"], exit_codes.REFUSED
+            obstacles.append("cannot run as it is: see data")
+    verdict, code = _verdict(config, found, obstacles)
     lines = [f"plan of {config.experiment or 'the defaults'} (starts nothing)", ""]
     for title, body in sections:
         if body:
@@ -216,19 +218,25 @@ def _claim(name: str, claim: ClaimConfig, origin: ClaimOrigin) -> str:
     return f"{name}: {what} = {value} ({origin.value.replace('_', ' ')}, {claim.read_from.value})"
 
 
-def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]:
-    """Lines and exit code."""
-    blocked = not_there_yet(config)
-    lines = [f"cannot run yet: {message}" for message in blocked]
+def _verdict(config: RunConfig, found: Forecast | None, obstacles: Sequence[str]) -> tuple[list[str], int]:
+    """Lines and exit code. `obstacles` say why no run of it can start anywhere; they come before what memory says."""
+    fit, is_refused = _fit(config, found)
+    first, *others = [*obstacles, f"memory: {fit}"] if obstacles else [fit]
+    lines = [line for text in (f"verdict: {first}", *others) for line in _wrapped(text)]
     if missing := _missing(config):
         lines.append(f"cannot run on this machine as it is: see 'missing here' under parts ({', '.join(missing)})")
+    return lines, exit_codes.REFUSED if obstacles or is_refused else exit_codes.DONE
+
+
+def _fit(config: RunConfig, found: Forecast | None) -> tuple[str, bool]:
+    """What memory says, and whether it refuses the run."""
     if found is None:
-        return ["verdict: not known whether it fits, without the model's sizes", *lines], _code(not blocked)
+        return "not known whether it fits, without the model's sizes", False
     margin, limit = found.margin_gib, found.sizes.device.memory_gib
     problem = found.problem
     if problem is None:
         tight = f", tight: below {TIGHT:.0%} of the memory" if margin < TIGHT * limit else ""
-        return [f"verdict: fits (margin {margin:.0f} GiB{tight})", *lines], _code(not blocked)
+        return f"fits (margin {margin:.0f} GiB{tight})", False
     knob = best_knob(config, found)
     if knob is not None and knob.fits:
         remedy = f"try {knob.words}"
@@ -236,9 +244,8 @@ def _verdict(config: RunConfig, found: Forecast | None) -> tuple[list[str], int]
         remedy = f"{knob.words} helps most (-{knob.saved_gib:.1f} GiB) and is not enough: more GPUs, or a smaller model"
     else:
         remedy = "try hardware with more memory, or a smaller model"
-    text = f"verdict: does not fit: {problem}; {remedy}"
-    return [*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False), *lines], exit_codes.REFUSED
+    return f"does not fit: {problem}; {remedy}", True
 
 
-def _code(is_fine: bool) -> int:
-    return exit_codes.DONE if is_fine else exit_codes.REFUSED
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)

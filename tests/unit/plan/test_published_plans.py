@@ -62,8 +62,14 @@ def test_on_its_published_hardware_each_fits_and_is_planned_in_seconds_without_t
     assert heavy == []
     assert float(cpu_s) < CPU_LIMIT_S
     # Megatron-Core on several GPUs is planned and refused: no run of it can start yet.
-    assert code == ("2" if "qwen3_5" in experiment else "0")
-    assert any(line.startswith("verdict: fits (margin ") for line in page)
+    is_megatron = "qwen3_5" in experiment
+    assert code == ("2" if is_megatron else "0")
+    (verdict,) = [number for number, line in enumerate(page) if line.startswith("verdict: ")]
+    if is_megatron:  # that it cannot run comes before that it fits
+        assert page[verdict].startswith("verdict: cannot run yet: backend.trainer is Megatron-Core with ")
+        assert any(line.startswith("memory: fits (margin ") for line in page[verdict + 1 :])
+    else:
+        assert page[verdict].startswith("verdict: fits (margin ")
     titles = ("parts", "devices", "memory", "work", "time, predicted", "disk", "measured last", "published")
     assert [line for line in page if line in titles] == list(titles)
 
@@ -105,7 +111,8 @@ def test_on_eight_h200_one_of_the_five_does_not_fit_and_says_what_would_help(tmp
         check=False,
     )
     assert done.returncode == 2
-    assert "verdict: does not fit: train takes 208.4 of 139 GiB, most of it fp32 masters" in done.stdout
+    assert "\nverdict: cannot run yet: backend.trainer is Megatron-Core" in done.stdout
+    assert "\nmemory: does not fit: train takes 208.4 of 139 GiB, most of it fp32 masters" in done.stdout
     page = " ".join(done.stdout.split())
     assert "try hardware with more memory, or a smaller model" in page
     assert "backend.trainer.tensor_parallel=4" not in page, "what the trainer cannot do yet is no remedy"
