@@ -253,9 +253,11 @@ class GroupStream:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Groups trained on since the last publish that the steps had due keep their slots until the next one."""
         assert not self._is_open, "restore before the stream starts"
         self._again = deque(int(group_id) for group_id in state["in_flight"])
         self.accounting.trained = int(state["trained"])
+        self._held = self.accounting.trained % self._values.groups_per_publish
         self.accounting.dropped = Counter(state["dropped"])
         self._dropped_before = self.accounting.dropped.copy()
         self.accounting.started = int(state["next_index"])

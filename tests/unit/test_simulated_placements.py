@@ -6,12 +6,14 @@ What is injected are the lengths of the answers (lognormal, or all alike) and th
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, PlacementConfig, RunConfig
+from rl.config.schema import ColocatedConfig, FullyAsyncConfig, InFlight, PlacementConfig, RunConfig, StreamConfig
+from rl.loop import Run
 from rl.rollout.engine import Engine
 from scripts import simulate_placements
 from scripts.driver_cost import cost_of_loop
@@ -63,6 +65,37 @@ def test_with_injected_long_tails_fully_async_beats_colocated_on_as_many_devices
     apart, stale = trained(placement, replicas=2, train_s=40.0, length_of=LONG_TAILED)
     assert apart < 0.85 * colocated
     assert 1 <= stale <= RunConfig(algorithm=GRPOConfig(prompts_per_step=P), placement=placement).staleness_bound
+
+
+@pytest.mark.parametrize("max_staleness", [0.0, 0.5, 1.0])
+def test_a_run_resumed_between_two_publishes_publishes_when_it_would_have(max_staleness: float):
+    """A publish every 4 steps, and an end after 6: due again at 8, or evaluations there would be of older weights."""
+    config = RunConfig(
+        algorithm=GRPOConfig(prompts_per_step=P, group_size=G),
+        placement=FullyAsyncConfig(max_staleness=max_staleness, publish_every=4),
+        stream=StreamConfig(window=P),  # first in, first out, where the bound is exact
+    )
+    speed = Speed(step_s=0.01, sequence_s=0.0002, train_s=5.0, publish_s=1.0)
+
+    def run_of(steps: int, log: RowsInMemory) -> Run:
+        sampler = SimulatedSampler(speed, num_replicas=2, max_num_seqs=64, length_of=LONG_TAILED)
+        run = simulated_run(
+            config, steps=steps, engine=Engine(sampler), trainer=SimulatedTrainer(speed), prompt_tokens=10, log=log
+        )
+        run.staleness_bound = config.staleness_bound  # the loop asserts it of every batch
+        return run
+
+    async def main() -> dict[int, float]:
+        first = run_of(6, RowsInMemory())
+        await run_to_end(first)
+        log = RowsInMemory()
+        resumed = run_of(16, log)
+        resumed.stream.restore(first.stream.state())
+        resumed.progress = replace(first.progress, unpublished_steps=6 % 4)
+        await run_to_end(resumed)
+        return {step: row["engine/policy_version"] for step, row in enumerate(log.rows, start=7)}
+
+    assert simulate(main()) == {7: 2} | dict.fromkeys(range(8, 12), 3) | dict.fromkeys(range(12, 16), 4) | {16: 5}
 
 
 def test_the_simulated_server_takes_what_its_two_numbers_say():
