@@ -20,8 +20,8 @@ Started = TypeVar("Started")
 async def on_free_ports(name: str, start: Callable[[], Awaitable[Started]]) -> Started:
     """What `start` gives. It is called again, and looks for other ports, where one that it had found was taken.
 
-    Engines choose ports of their own that nobody can hold for them. `EngineError` with what their log says is how
-    `start` fails; any other reason is final.
+    Engines choose ports of their own that nobody can hold for them. `EngineError` with what the log of that start says
+    is how `start` fails; any other reason is final.
     """
     for attempt in range(1, START_ATTEMPTS + 1):
         try:

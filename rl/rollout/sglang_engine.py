@@ -105,6 +105,9 @@ class SGLangSampler:
         self._limits = await on_free_ports(self.name, self._started_host)
 
     async def _started_host(self) -> Started:
+        if self._is_closed:
+            raise EngineError(f"the {self.name} engine was closed while it started.")
+        (self._log_folder / "sglang.log").unlink(missing_ok=True)  # it would tell of the start before
         self._death = None
         self._started: asyncio.Future[Started] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run_host, name="sglang-read", daemon=True)

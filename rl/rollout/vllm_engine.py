@@ -87,6 +87,9 @@ class VLLMSampler:
         threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
 
     async def _started_core(self) -> Core:
+        if self._is_closed:
+            raise EngineError(f"the {self.name} engine was closed while it started.")
+        (self._log_folder / "vllm.log").unlink(missing_ok=True)  # it would tell of the start before
         self._starting = self._thread.submit(self._start_core)
         return await asyncio.wrap_future(self._starting)
 

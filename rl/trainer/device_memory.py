@@ -5,6 +5,7 @@ An allocator's peak knows its own process alone; a colocated GPU holds the engin
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from collections.abc import Callable
 import torch
 
 from rl.types import DeviceUse
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.05
 """Allocators keep what they have taken for the rest of a phase, so that its peak is seen although it is short."""
@@ -30,7 +33,13 @@ class DeviceMemory:
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
-            use = DeviceUse(time.time(), self._used_bytes() / 2**30)
+            try:
+                use = DeviceUse(time.time(), self._used_bytes() / 2**30)
+            except RuntimeError:  # of the device, whose error the trainer meets, too
+                log.exception("the memory in use on the GPU cannot be told any more")
+                with self._lock:
+                    self._uses = []  # nothing rather than what held last
+                return
             with self._lock:
                 if not self._uses or self._uses[-1].gib != use.gib:
                     self._uses.append(use)

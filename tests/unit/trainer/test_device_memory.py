@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rl.trainer.device_memory import DeviceMemory
 
 GIB = 2**30
@@ -39,3 +41,17 @@ def test_a_closed_one_looks_no_more():
     memory = DeviceMemory(device, interval_s=0.001)
     memory.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "device memory"]
+
+
+def test_a_device_that_tells_no_more_leaves_no_value_that_would_go_on_holding(caplog: pytest.LogCaptureFixture):
+    answers = iter([GIB, 2 * GIB])
+
+    def used_bytes() -> int:
+        if (answer := next(answers, None)) is None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return answer
+
+    memory = DeviceMemory(used_bytes, interval_s=0.001)
+    memory._thread.join(10)
+    assert memory.take() == []
+    assert "cannot be told any more" in caplog.text
