@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -124,17 +124,25 @@ class Canary:
     ) -> None:
         await self._drop()
 
-    async def watch(self, version: int) -> None:
-        """Asks the engine, if this publish is due: every k-th, and the first of this process."""
+    async def watch(self, version: int, *, arrived: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Asks the engine, if this publish is due: every k-th, and the first of this process.
+
+        Requests wait for weights that are on their way; for digests of them it waits itself, by `arrived`.
+        """
         is_due = self._every > 0 and (self._is_first or version % self._every == 0)
         self._is_first = False
         if not is_due:
             return
         assert self._asked is None, "settle and check come between two publishes"
         answers = [asyncio.create_task(self._answer(place)) for place in range(len(self._prompts))]
-        self._asked = _Asked(version, answers, asyncio.create_task(self._engine.weight_digests()))
+        self._asked = _Asked(version, answers, asyncio.create_task(self._digests(arrived)))
         # The engine gets them now, so that whatever is asked for later is batched as it would be without them.
         await asyncio.sleep(0)
+
+    async def _digests(self, arrived: Callable[[], Awaitable[None]] | None) -> dict[str, str]:
+        if arrived is not None:
+            await arrived()
+        return await self._engine.weight_digests()
 
     async def _answer(self, place: int) -> Rollout | None:
         """None: the engine, which lives on, failed on this request. Training asks again; here others answer."""

@@ -233,6 +233,7 @@ async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _T
         with clock.phase("publish"):
             repair = await _publish(run, residency, run.progress.policy_version)
     with clock.phase("canary"):
+        await run.placement.arrived()
         await run.canary.report(trip)
     async with _training(run) as residency:
         done = await _train(run, residency, groups, rows)
@@ -309,7 +310,7 @@ async def _limited(run: Run, what: str) -> AsyncIterator[None]:
 
 
 async def _watch_with_canary(run: Run) -> None:
-    await run.canary.watch(run.progress.policy_version)
+    await run.canary.watch(run.progress.policy_version, arrived=run.placement.arrived)
     run.background.watch(*run.canary.tasks)
 
 

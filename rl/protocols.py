@@ -509,6 +509,10 @@ class Placement(Protocol):
         """Inside, the trainer is resident. Colocated: the engine sleeps. Fully async: nothing waits."""
         ...
 
+    async def arrived(self) -> None:
+        """Waits until the engine has the weights of the last publish, which may be overlapped, and raises its error."""
+        ...
+
     async def failure(self) -> BaseException:
         """Waits for an error of what goes on while nobody waits for it, such as an overlapped publish."""
         ...

@@ -51,6 +51,9 @@ class Colocated:
         await self._trainer.offload()
         await self._engine.wake()
 
+    async def arrived(self) -> None:
+        """A publish is waited for."""
+
     async def failure(self) -> BaseException:
         """Nothing goes on behind a caller."""
         return await asyncio.get_running_loop().create_future()

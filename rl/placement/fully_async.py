@@ -59,7 +59,7 @@ class FullyAsync:
         Overlapped it returns when the weights are copied, and what the engine is asked for from then on waits for them;
         `pause_s` is that of the publish before. The first is waited for: without weights an engine refuses requests.
         """
-        await self._sent()
+        await self.arrived()
         if not isinstance(self._transport, Overlapped):
             return await self._send(self._trainer, version)
         started = time.monotonic()
@@ -69,7 +69,7 @@ class FullyAsync:
         self._sending.add_done_callback(self._note)
         await asyncio.sleep(0)  # its pause goes before whatever the engine is asked for next
         if before is None:
-            await self._sent()
+            await self.arrived()
         pause_s = 0.0 if before is None else before.result().pause_s
         return PublishStats(version=version, num_bytes=kept.num_bytes, seconds=seconds, pause_s=pause_s)
 
@@ -91,8 +91,7 @@ class FullyAsync:
             self._error = error
             self._has_failed.set()
 
-    async def _sent(self) -> None:
-        """Waits for the publish that is under way, and raises its error."""
+    async def arrived(self) -> None:
         if self._sending is not None:
             await asyncio.shield(self._sending)
 

@@ -41,10 +41,11 @@ from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import FinishReason, Prompt, Reward, Rollout, RolloutGroup, Sampling
 from rl.weights.digest import tensor_digest
-from rl.weights.transport import Handed
+from rl.weights.transport import Handed, Overlapped, Transport
 from tests.made_task import TrainingOnly
 
 P, G = 4, 4
+HANDED = Handed()
 DEAF_LAYER = "model.layers.1."
 PLACEMENTS = [pytest.param(ColocatedConfig, id="colocated"), pytest.param(FullyAsyncConfig, id="fully_async")]
 
@@ -84,8 +85,10 @@ class DeafEngine(LocalEngine):
         return super().generate(prompt, group_id=group_id, n=n, sampling=sampling)
 
     async def open_update(self, manifest: UpdateManifest) -> Any:
-        self.sent.append({})
         self.versions.append(manifest.version)
+        if self.deaf_at is None:
+            return await super().open_update(manifest)
+        self.sent.append({})
         return _DeafSession(self, await super().open_update(manifest))
 
 
@@ -138,6 +141,7 @@ def run_of(
     *,
     steps: int,
     placement: type[ColocatedConfig] | type[FullyAsyncConfig] = ColocatedConfig,
+    transport: Transport = HANDED,
     deaf_at: int | None = None,
     action: CanaryAction = CanaryAction.warn,
     every: int = 1,
@@ -166,7 +170,7 @@ def run_of(
     return Run(
         trainer=trainer,
         engine=engine,
-        placement=built(config.placement, trainer=trainer, engine=engine, transport=Handed()),
+        placement=built(config.placement, trainer=trainer, engine=engine, transport=transport),
         stream=GroupStream(values, task=task, engine=engine, algorithm=GRPO(algorithm)),
         evaluator=NoEvaluation(),
         canary=canary_of(config.canary, trainer, engine),
@@ -287,6 +291,23 @@ async def test_thirty_healthy_steps_never_trip(placement, tiny_qwen3, tmp_path):
     assert max(log.of("canary/logprob_difference_mean").values()) < FLOAT32_BOUND / 100
     reward = log.of("reward/mean")
     assert np.mean([reward[step] for step in range(26, 31)]) > reward[1] + 0.1  # the weights did move
+
+
+async def test_weights_of_an_overlapped_publish_are_digested_once_they_have_arrived(tiny_qwen3, tmp_path, monkeypatch):
+    """Their publish returns before; asked at once, the engine would tell of older ones, or refuse amid the update."""
+    run = run_of(tiny_qwen3, tmp_path, steps=6, placement=FullyAsyncConfig, transport=Overlapped())
+    engine, versions = run.engine, list[int]()
+    digests = engine.weight_digests
+
+    async def recorded() -> dict[str, str]:
+        versions.append(await engine.policy_version())
+        return await digests()
+
+    monkeypatch.setattr(engine, "weight_digests", recorded)
+    log = await fit_and_close(run)
+    assert versions == [0, 1, 2, 3, 4, 5]
+    assert log.of("canary/trips") == dict.fromkeys(range(1, 7), 0.0)
+    assert log.of("canary/skipped_rollouts") == dict.fromkeys(range(1, 7), 0.0)
 
 
 async def test_a_canary_changes_no_batch_of_the_engine_and_no_rollout(tiny_qwen3, tmp_path, monkeypatch):
