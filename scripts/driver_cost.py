@@ -3,8 +3,9 @@
     python -m scripts.driver_cost
     python -m scripts.driver_cost --rollouts 8192 --tokens 2000
 
-Admission, grading, advantages, order, packing and metrics are those of a run. Answers come from a Ray actor, a group a
-message, and packed shares go to two, as they do between machines. What the actors themselves take is not counted.
+Admission, advantages, order, packing and metrics are those of a run. Answers come from a Ray actor, a group a message,
+and packed shares go to two, as they do between machines. Not counted: what the actors themselves take, what crosses to
+the processes in which tasks grade, and the writing of rollouts.
 """
 
 from __future__ import annotations
