@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl.config.given import short
 from rl.config.schema import ConfigError
 from rl.config.shape import ModelShape
 
@@ -99,7 +98,7 @@ def max_positions(text: Mapping[str, Any]) -> int | None:
     value = text.get(POSITIONS_KEY)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(
-            f"{POSITIONS_KEY}={short(value)}, of config.json or model.hf_overrides, must be a whole number of tokens, "
+            f"{POSITIONS_KEY}={value!r:.60}, of config.json or model.hf_overrides, must be a whole number of tokens, "
             "at least 1."
         )
     return value
