@@ -18,6 +18,7 @@ import numpy as np
 
 from rl.protocols import Bucket, EngineError, Meeting, PauseMode, RemoteBucket, RequestError, UpdateManifest
 from rl.rollout.lifecycle import Lifecycle, Phase
+from rl.rollout.ports import on_free_ports
 from rl.rollout.sampler import Outcome, Part, Sampled, Sampler, part_seed, stop_reach
 from rl.types import FinishReason, IntArray, Prompt, Rollout, Sampling
 
@@ -93,10 +94,17 @@ class Engine:
 
     async def start(self) -> None:
         self._lifecycle.check("start")
+        await on_free_ports(self._sampler.name, self._start_sampler)
+        self._lifecycle.phase = Phase.AWAKE
+
+    async def _start_sampler(self) -> None:
+        self._check_not_closed()
         await self._sampler.start(deliver=self._deliver, die=self._die)
+        self._check_not_closed()
+
+    def _check_not_closed(self) -> None:
         if self._lifecycle.phase is Phase.CLOSED:
             raise EngineError(f"the {self._sampler.name} engine was closed while it started.")
-        self._lifecycle.phase = Phase.AWAKE
 
     # Requests.
 

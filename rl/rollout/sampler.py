@@ -101,6 +101,8 @@ class Sampler(Protocol):
     async def start(self, *, deliver: Callable[[Sequence[Outcome]], None], die: Callable[[str], None]) -> None:
         """Starts on weights that mean nothing. Later calls `deliver` and `die` on the event loop.
 
+        May be called again where it has raised that a port was taken; each start has a log of its own.
+
         `die` says that the sampler can never answer again, and why: which process, how it ended, its last lines.
         """
         ...

@@ -43,7 +43,6 @@ from rl.protocols import (
 from rl.rollout.engine import Engine
 from rl.rollout.manifest_check import ManifestCheck
 from rl.rollout.memory import check_freed
-from rl.rollout.ports import on_free_ports
 from rl.rollout.processes import block_interrupts, describe_exit
 from rl.rollout.sampler import Outcome, Part
 from rl.rollout.sglang_environment import is_seeded
@@ -101,19 +100,13 @@ class SGLangSampler:
         self._deliver = deliver
         self._report_death = die
         self._log_folder = Path(tempfile.mkdtemp(prefix="rl-sglang-"))
-        self._tokenizer: Any = await asyncio.to_thread(AutoTokenizer.from_pretrained, self._model_folder)
-        self._limits = await on_free_ports(self.name, self._started_host)
-
-    async def _started_host(self) -> Started:
-        if self._is_closed:
-            raise EngineError(f"the {self.name} engine was closed while it started.")
-        (self._log_folder / "sglang.log").unlink(missing_ok=True)  # it would tell of the start before
         self._death = None
         self._started: asyncio.Future[Started] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run_host, name="sglang-read", daemon=True)
         self._thread.start()
+        self._tokenizer: Any = await asyncio.to_thread(AutoTokenizer.from_pretrained, self._model_folder)
         try:
-            return await self._started
+            self._limits = await self._started
         except EngineError:
             await asyncio.to_thread(self._thread.join)  # what it says last is not of the next one
             raise

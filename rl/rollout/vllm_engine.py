@@ -24,7 +24,6 @@ from rl.config.schema import VLLMRolloutConfig
 from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.rollout.engine import Engine
 from rl.rollout.memory import check_freed
-from rl.rollout.ports import on_free_ports
 from rl.rollout.processes import block_interrupts
 from rl.rollout.sampler import NOTHING_SAMPLED, Outcome, Part, Sampled, agreed_version, merged_digests
 from rl.rollout.vllm_core import (
@@ -83,15 +82,9 @@ class VLLMSampler:
         self._deliver = deliver
         self._report_death = die
         self._log_folder = Path(tempfile.mkdtemp(prefix="rl-vllm-"))
-        self._core = await on_free_ports(self.name, self._started_core)
-        threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
-
-    async def _started_core(self) -> Core:
-        if self._is_closed:
-            raise EngineError(f"the {self.name} engine was closed while it started.")
-        (self._log_folder / "vllm.log").unlink(missing_ok=True)  # it would tell of the start before
         self._starting = self._thread.submit(self._start_core)
-        return await asyncio.wrap_future(self._starting)
+        self._core = await asyncio.wrap_future(self._starting)
+        threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
 
     def _start_core(self) -> Core:
         return start_core(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from rl.protocols import EngineError
+from rl.protocols import EngineCapabilities, EngineError
+from rl.rollout.engine import Engine
 from rl.rollout.ports import on_free_ports
 
 
@@ -61,3 +63,42 @@ def test_what_is_wrong_with_more_than_a_port_is_raised_at_once():
     with pytest.raises(EngineError, match="CUDA out of memory"):
         asyncio.run(on_free_ports("vLLM", starts))
     assert starts.num_calls == 1
+
+
+class PortlessSampler:
+    """Starts at its second call, unless the engine was closed before."""
+
+    name = "vLLM"
+    capabilities = EngineCapabilities(seeded=True, loses_weights_asleep=False, renormalizes=False)
+
+    def __init__(self) -> None:
+        self.num_starts = 0
+        self.after_failure: Callable[[], Awaitable[None]] | None = None
+
+    async def start(self, **_: Any) -> None:
+        self.num_starts += 1
+        if self.num_starts == 1:
+            if self.after_failure is not None:
+                await self.after_failure()
+            raise EngineError("address already in use")
+
+    async def close(self) -> None: ...
+
+
+def test_an_engine_is_up_although_its_sampler_lost_a_port():
+    sampler: Any = PortlessSampler()
+    asyncio.run(Engine(sampler).start())
+    assert sampler.num_starts == 2
+
+
+def test_an_engine_that_was_closed_meanwhile_is_not_started_again():
+    sampler: Any = PortlessSampler()
+
+    async def main() -> None:
+        engine = Engine(sampler)
+        sampler.after_failure = engine.close
+        await engine.start()
+
+    with pytest.raises(EngineError, match="the vLLM engine was closed while it started"):
+        asyncio.run(main())
+    assert sampler.num_starts == 1
