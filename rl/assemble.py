@@ -214,8 +214,7 @@ def assemble(
             f"0 steps in {config.task.epochs} epoch(s). Lower prompts_per_step, raise task.epochs, or set steps."
         )
     checkpoint_facts = {"task_fingerprint": policy.task_fingerprint}
-    publish_every = config.placement.publish_every
-    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, checkpoint_facts, publish_every)
+    progress = Progress() if checkpoint is None else _restored_progress(checkpoint, checkpoint_facts)
     trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=total_steps, machines=machines)
     algorithm = build(config.algorithm)
     stream = GroupStream(_stream_values(config), task=task, engine=engine, algorithm=algorithm)
@@ -340,11 +339,8 @@ def _pack(config: RunConfig, groups: Any, policy_version: int, *, skip_zero_adva
     )
 
 
-def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any], publish_every: int) -> Progress:
-    """Where the run continues. Weights that were trained and not published become a version of their own.
-
-    Publishes are due at the same steps as without the interruption, and so at each step that is evaluated.
-    """
+def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Progress:
+    """Where the run continues. Weights that were trained and not published become a version of their own."""
     saved, now = checkpoint.state["task_fingerprint"], facts["task_fingerprint"]
     if saved != now:
         raise ConfigError(
@@ -354,5 +350,5 @@ def _restored_progress(checkpoint: Checkpoint, facts: Mapping[str, Any], publish
     progress = Progress(**checkpoint.state["progress"])
     if progress.unpublished_steps:
         progress.policy_version += 1
-    progress.unpublished_steps = progress.step % publish_every
+        progress.unpublished_steps = 0
     return progress

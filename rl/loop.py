@@ -261,7 +261,7 @@ async def _train(run: Run, residency: Residency, groups: list[RolloutGroup], row
         digests |= {"loss": loss_digest(stats), "weights": await run.trainer.weights_digest()}
     done = _Trained(batch, stats, digests, overlap_s)
     _advance(progress, groups)
-    if progress.unpublished_steps == cadence.publish_every or progress.step == cadence.total_steps:
+    if _is_due(progress.step, cadence.publish_every) or progress.step == cadence.total_steps:
         await rows.settle()
         with clock.phase("publish"):
             published = await _publish(run, residency, progress.policy_version + 1)

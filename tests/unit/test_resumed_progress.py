@@ -23,15 +23,14 @@ def test_other_training_data_refuses_the_resume():
     """P139: the position in the old data would skip prompts of the new, or take some twice. That a changed row changes
     the fingerprint: tests/unit/tasks."""
     saved = checkpoint("before", step=3)
-    assert _restored_progress(saved, {"task_fingerprint": "before"}, 1) == Progress(step=3)
+    assert _restored_progress(saved, {"task_fingerprint": "before"}) == Progress(step=3)
     with pytest.raises(ConfigError, match=r"training data is not what .*step-000003 was trained on.*Restore the data"):
-        _restored_progress(saved, {"task_fingerprint": "after"}, 1)
+        _restored_progress(saved, {"task_fingerprint": "after"})
 
 
-@pytest.mark.parametrize(("step", "unpublished"), [(6, 2), (4, 0), (6, 0)])
-def test_publishes_stay_due_at_the_steps_at_which_they_were(step: int, unpublished: int):
-    """Every 4 steps: at 8, whether 6 was interrupted, or was the end of a run that `steps` now makes longer."""
-    saved = checkpoint("same", step=step, policy_version=1, unpublished_steps=unpublished)
-    version = 2 if unpublished else 1  # what was trained and not published is a version of its own
-    expected = Progress(step=step, policy_version=version, unpublished_steps=step % 4)
-    assert _restored_progress(saved, {"task_fingerprint": "same"}, 4) == expected
+@pytest.mark.parametrize("unpublished", [2, 0])
+def test_weights_that_were_trained_and_not_published_become_a_version_of_their_own(unpublished: int):
+    """At which steps publishes are due then: tests/unit/test_simulated_placements.py, by the real loop."""
+    saved = checkpoint("same", step=6, policy_version=1, unpublished_steps=unpublished)
+    version = 2 if unpublished else 1
+    assert _restored_progress(saved, {"task_fingerprint": "same"}) == Progress(step=6, policy_version=version)
