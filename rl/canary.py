@@ -127,7 +127,8 @@ class Canary:
     async def watch(self, version: int, *, arrived: Callable[[], Awaitable[None]] | None = None) -> None:
         """Asks the engine, if this publish is due: every k-th, and the first of this process.
 
-        Requests wait for weights that are on their way; for digests of them it waits itself, by `arrived`.
+        Requests wait for weights that are on their way; for digests of them it waits itself, by `arrived`. None: they
+        are there.
         """
         is_due = self._every > 0 and (self._is_first or version % self._every == 0)
         self._is_first = False
