@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl.resident import take_peak_gib
-from rl.types import DeviceUse, TrainBatch
+from rl.types import DeviceUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,6 @@ class Clock:
 
     def __init__(self) -> None:
         self._row_began = time.monotonic()
-        self._busy_before = 0.0
         self._seconds: dict[str, float] = {}
         self._peaks: dict[str, float] = {}
         self._stretches: list[_Stretch] = []
@@ -35,25 +34,22 @@ class Clock:
     def phase(self, name: str) -> _Phase:
         return _Phase(self, name)
 
-    def row(
-        self, *, overlap_s: float, busy_s: float, batch: TrainBatch, device_uses: Sequence[Sequence[DeviceUse]] = ()
-    ) -> dict[str, float]:
-        """Times and peaks of the row that ends now. `device_uses` are those of each trainer rank's GPU."""
+    def end_row(self, *, device_uses: Sequence[Sequence[DeviceUse]] = ()) -> tuple[float, dict[str, float]]:
+        """(seconds of the row that ends now, times and peaks of its phases).
+
+        `device_uses` are those of each trainer rank's GPU.
+        """
         self._end_stretch()
         now = time.monotonic()
-        step_s = now - self._row_began
+        seconds = now - self._row_began
         metrics = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
         metrics |= {f"memory/{name}_gib": peak for name, peak in self._peaks.items()}
         metrics |= {
             f"memory/gpu_{name}_gib": peak for name, peak in _device_peaks(self._stretches, device_uses).items()
         }
-        metrics["time/step_s"] = step_s
-        metrics["time/overlap_fraction"] = min(overlap_s / step_s, 1.0)
-        metrics["time/engine_busy_fraction"] = min((busy_s - self._busy_before) / step_s, 1.0)
-        metrics["rollout/tokens_per_s"] = sum(counts.tokens for counts in batch.loss_counts) / step_s
-        self._row_began, self._busy_before = now, busy_s
+        self._row_began = now
         self._seconds, self._peaks, self._stretches = {}, {}, []
-        return metrics
+        return seconds, metrics
 
     def enter(self, phase: _Phase) -> None:
         self._end_stretch()

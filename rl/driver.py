@@ -203,6 +203,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
     Every answer goes to eval.jsonl, every metric to eval_metrics.jsonl and to a table.
     """
     from rl.assemble import build_evaluator, build_placement, claim_cluster, prepare_policy
+    from rl.clock import Clock
     from rl.evaluation.report import evaluation_rows, print_evaluation
 
     checkpoint = _evaluated_checkpoint(config, run_folder)
@@ -216,7 +217,7 @@ def _evaluate(config: RunConfig, run_folder: Path) -> int:
         trainer, engine, placement = build_placement(config, policy, run_folder, total_steps=1, machines=machines)
         try:
             await placement.start()
-            async with placement.training() as residency:
+            async with placement.training(Clock().phase) as residency:
                 if checkpoint is not None:
                     await trainer.load(checkpoint.trainer_folder)
                 await residency.publish(0)

@@ -139,16 +139,7 @@ async def fit(run: Run) -> None:
     A row is logged before its step's checkpoint: killed in between, the step is done again and its row set aside.
     """
     progress, cadence = run.progress, run.cadence
-    await run.placement.start()
-    async with _training(run) as residency:
-        if run.restore_from is not None:
-            await run.trainer.load(run.restore_from)
-        await _publish(run, residency, progress.policy_version)
-        if progress.step == 0:
-            run.log.log_digests({"weights": await run.trainer.weights_digest()}, step=0)
-    if progress.step == 0 and cadence.evaluate_at_start:
-        trained = {"prompts_trained": progress.prompts_trained, "tokens_trained": progress.tokens_trained}
-        run.log.log(await evaluation_metrics(run) | trained, step=0)
+    await _start(run)
     saved_step = progress.step
     await _watch_with_canary(run)
     async with run.canary, run.stream, _Rows(run.log) as rows:
@@ -170,13 +161,35 @@ async def fit(run: Run) -> None:
             await save_checkpoint(run)
 
 
+async def _start(run: Run) -> None:
+    """Starts the parts and publishes the first weights. Of a new run that, and the first evaluation, is row 0."""
+    progress, clock = run.progress, Clock()
+    with clock.phase("start"):
+        await run.placement.start()
+    async with _training(run, clock) as residency:
+        if run.restore_from is not None:
+            with clock.phase("load"):
+                await run.trainer.load(run.restore_from)
+        with clock.phase("publish"):
+            await _publish(run, residency, progress.policy_version)
+        if progress.step == 0:
+            run.log.log_digests({"weights": await run.trainer.weights_digest()}, step=0)
+    if progress.step > 0:
+        return
+    metrics: dict[str, Any] = {"prompts_trained": progress.prompts_trained, "tokens_trained": progress.tokens_trained}
+    if run.cadence.evaluate_at_start:
+        with clock.phase("eval"):
+            metrics |= await evaluation_metrics(run)
+    _, phases = clock.end_row(device_uses=await run.trainer.device_uses())
+    run.log.log(metrics | phases, step=0)
+
+
 async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     """Trains on one batch, publishes and evaluates when due, and logs the row."""
     progress, cadence, clock = run.progress, run.cadence, rows.clock
     with clock.phase("canary"):
         await run.canary.settle()
-    with clock.phase("residency"):
-        done = await _take_devices(run, groups, rows)
+    done = await _take_devices(run, groups, rows)
     metrics: dict[str, Any] = {}
     evaluation: asyncio.Task[dict[str, float]] | None = None
     is_last = progress.step == cadence.total_steps
@@ -192,13 +205,11 @@ async def _step(run: Run, groups: list[RolloutGroup], rows: _Rows) -> None:
     metrics["engine/policy_version"] = await run.engine.policy_version()
     metrics |= {f"engine/{name}": count for name, count in run.engine.counters().items()}
     metrics |= _step_metrics(run, done) | run.canary.metrics()
-    metrics |= clock.row(
-        overlap_s=done.overlap_s,
-        busy_s=run.stream.busy_s(),
-        batch=done.batch,
-        device_uses=await run.trainer.device_uses(),
-    )
-    metrics |= throughput(groups, step_s=metrics["time/step_s"], devices=run.devices)
+    busy_s = run.stream.busy_s()
+    step_s, phases = clock.end_row(device_uses=await run.trainer.device_uses())
+    metrics |= phases | _times(done, step_s=step_s, busy_s=busy_s - rows.busy_s)
+    rows.busy_s = busy_s
+    metrics |= throughput(groups, step_s=step_s, devices=run.devices)
     metrics |= utilization(done.batch, seconds=done.stats.seconds, devices=run.devices)
     trips = run.sentinels.find(metrics)
     metrics["sentinel/trips"] = len(trips)
@@ -224,7 +235,7 @@ class _Trained:
 async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _Trained:
     """One residency, or two where the first only repairs what the canary found."""
     clock = rows.clock
-    async with _training(run) as residency:
+    async with _training(run, clock) as residency:
         with clock.phase("canary"):
             trip = await run.canary.check()
         if trip is None:
@@ -235,7 +246,7 @@ async def _take_devices(run: Run, groups: list[RolloutGroup], rows: _Rows) -> _T
     with clock.phase("canary"):
         await run.placement.arrived()
         await run.canary.report(trip)
-    async with _training(run) as residency:
+    async with _training(run, clock) as residency:
         done = await _train(run, residency, groups, rows)
     done.published_bytes += repair.num_bytes
     done.pause_s += repair.pause_s
@@ -278,11 +289,11 @@ async def _score_with_reference(trainer: Trainer, groups: list[RolloutGroup]) ->
 
 
 @asynccontextmanager
-async def _training(run: Run) -> AsyncIterator[Residency]:
+async def _training(run: Run, clock: Clock) -> AsyncIterator[Residency]:
     """The placement's residency. Its beginning waits for running requests, and its end for the engine."""
     async with AsyncExitStack() as stack:
         async with _limited(run, "giving the devices to the trainer"):
-            residency = await stack.enter_async_context(run.placement.training())
+            residency = await stack.enter_async_context(run.placement.training(clock.phase))
         yield residency
         async with _limited(run, "giving the devices back to the engine"):
             await stack.aclose()
@@ -334,6 +345,16 @@ def _step_metrics(run: Run, done: _Trained) -> dict[str, Any]:
         "prompts_trained": progress.prompts_trained,
         "tokens_trained": progress.tokens_trained,
         "memory/rss_gib": resident_gib(),
+    }
+
+
+def _times(done: _Trained, *, step_s: float, busy_s: float) -> dict[str, float]:
+    """`busy_s`: how long the engine had requests in the step."""
+    return {
+        "time/step_s": step_s,
+        "time/overlap_fraction": min(done.overlap_s / step_s, 1.0),
+        "time/engine_busy_fraction": min(busy_s / step_s, 1.0),
+        "rollout/tokens_per_s": sum(counts.tokens for counts in done.batch.loss_counts) / step_s,
     }
 
 
@@ -394,6 +415,8 @@ class _Rows:
 
     def __init__(self, log: RunLogger) -> None:
         self.clock = Clock()
+        self.busy_s = 0.0
+        """`RolloutStream.busy_s` when the last row ended."""
         self._log = log
         self._waiting: list[_Row] = []
         self._evaluation: asyncio.Task[dict[str, float]] | None = None

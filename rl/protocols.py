@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -495,6 +495,10 @@ class Residency(Protocol):
     async def publish(self, version: int) -> PublishStats: ...
 
 
+Phases = Callable[[str], AbstractContextManager[Any]]
+"""`Clock.phase`, which measures what is done inside, under that name."""
+
+
 class Placement(Protocol):
     """Which devices do what, and who holds them when. Knows no algorithm."""
 
@@ -505,8 +509,11 @@ class Placement(Protocol):
         """Starts trainer and engine and publishes version 0 weights nowhere: the loop does that."""
         ...
 
-    def training(self) -> AbstractAsyncContextManager[Residency]:
-        """Inside, the trainer is resident. Colocated: the engine sleeps. Fully async: nothing waits."""
+    def training(self, phase: Phases) -> AbstractAsyncContextManager[Residency]:
+        """Inside, the trainer is resident. Colocated: the engine sleeps. Fully async: nothing waits.
+
+        What hands the devices over goes on in phases of its own.
+        """
         ...
 
     async def arrived(self) -> None:

@@ -352,13 +352,14 @@ class _NoCheckpoints:
 
 
 class RowsInMemory:
-    """Implements `rl.protocols.RunLogger`."""
+    """Implements `rl.protocols.RunLogger`. Rows of finished steps."""
 
     def __init__(self) -> None:
         self.rows: list[Mapping[str, float]] = []
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        self.rows.append(metrics)
+        if step > 0:
+            self.rows.append(metrics)
 
     def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None: ...
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from rl.config.schema import ColocatedConfig
 from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
-from rl.protocols import PauseMode, RolloutEngine, Trainer
+from rl.protocols import PauseMode, Phases, RolloutEngine, Trainer
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
 from rl.weights.transport import Transport
@@ -35,21 +35,25 @@ class Colocated:
         await self._engine.start()
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[_Residency]:
+    async def training(self, phase: Phases) -> AsyncIterator[_Residency]:
         """Engine sleeps, trainer moves in; the publish moves weights once; trainer moves out, engine wakes.
 
         Requests whose caller has left, as that of a recalled group, end before the engine sleeps. After an error
         nothing is moved back: the run ends.
         """
-        await self._engine.pause(PauseMode.WAIT)
-        await self._engine.resume()
-        await self._engine.sleep()
-        await self._trainer.onload()
+        with phase("sleep"):
+            await self._engine.pause(PauseMode.WAIT)
+            await self._engine.resume()
+            await self._engine.sleep()
+        with phase("onload"):
+            await self._trainer.onload()
         residency = _Residency(self._trainer, self._engine, self._transport)
         yield residency
         assert residency.has_published, "a colocated engine drops its weights asleep and needs them again"
-        await self._trainer.offload()
-        await self._engine.wake()
+        with phase("offload"):
+            await self._trainer.offload()
+        with phase("wake"):
+            await self._engine.wake()
 
     async def arrived(self) -> None:
         """A publish is waited for."""

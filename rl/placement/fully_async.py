@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rl.config.schema import FullyAsyncConfig, InFlight
 from rl.placement.gpu_map import GpuMap, Role, engine_roles, map_roles
-from rl.protocols import PauseMode, RolloutEngine, Trainer, WeightSource
+from rl.protocols import PauseMode, Phases, RolloutEngine, Trainer, WeightSource
 from rl.types import PublishStats
 from rl.weights.publish import publish_weights
 from rl.weights.transport import Overlapped, Transport
@@ -50,7 +50,8 @@ class FullyAsync:
         await self._engine.start()
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[FullyAsync]:
+    async def training(self, phase: Phases) -> AsyncIterator[FullyAsync]:
+        del phase
         yield self
 
     async def publish(self, version: int) -> PublishStats:

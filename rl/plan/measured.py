@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 FILE = Path("outputs/measurements.jsonl")
 TIMES = ("time/step_s", "time/wait_for_batch_s", "time/train_s", "time/publish_s")
-PEAKS = ("memory/gpu_peak_gib", "memory/rss_gib")
+GPU_PHASES = ("train", "publish", "wake", "wait_for_batch")
+PEAKS = ("memory/gpu_peak_gib", *(f"memory/gpu_{phase}_gib" for phase in GPU_PHASES), "memory/rss_gib")
 OTHERS = ("rollout/response_tokens_mean", "rollout/tokens_per_s")
 
 

@@ -38,4 +38,4 @@ def test_a_run_that_is_to_stop_ends_with_a_headline_and_a_code(tmp_path: Path):
     )
     assert "(bound 1e-12)" in done.stderr
     assert "raise canary.max_logprob_difference" in done.stderr
-    assert not read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0]

@@ -99,6 +99,10 @@ def test_a_run_leaves_everything_a_person_needs(warm_model: Path, tmp_path: Path
     assert rows[2]["memory/rss_gib"] / 2 < planned < 2 * rows[2]["memory/rss_gib"]
     assert rows[2]["memory/train_gib"] / 2 < planned < 2 * rows[2]["memory/train_gib"]
     assert (tmp_path / "outputs" / "measurements.jsonl").read_text().count("\n") == 1
+    for phase in ("sleep", "onload", "publish", "offload", "wake"):
+        assert all(row[f"time/{phase}_s"] >= 0 and row[f"memory/{phase}_gib"] > 0 for row in rows), phase
+    assert rows[0]["time/start_s"] > 0
+    assert "time/step_s" not in rows[0], "a step is what training takes"
     assert rows[2]["prompts_trained"] == 8
     assert rows[2]["tokens_trained"] <= 8 * 16 * 4
     assert json.loads((folder / "provenance.json").read_text())["overrides"][0] == "experiment=quickstart"

@@ -204,6 +204,8 @@ class Evaluation:
 
 
 class Rows:
+    """Of finished steps."""
+
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.rows: list[Mapping[str, float]] = []
@@ -211,8 +213,9 @@ class Rows:
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         assert unlisted(metrics) == []
-        self.steps.append(step)
-        self.rows.append(metrics)
+        if step > 0:
+            self.steps.append(step)
+            self.rows.append(metrics)
 
     def log_rollouts(self, groups: Sequence[RolloutGroup], *, step: int) -> None:
         self.groups += groups

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rl.clock import Clock
 from rl.loop import Background, _training
-from rl.protocols import EngineError
+from rl.protocols import EngineError, Phases
 from scripts.simulated_time import simulate
 
 
@@ -22,7 +23,8 @@ class HangingPlacement:
         self.before_s, self.after_s = before_s, after_s
 
     @asynccontextmanager
-    async def training(self) -> AsyncIterator[str]:
+    async def training(self, phase: Phases) -> AsyncIterator[str]:
+        del phase
         await asyncio.sleep(self.before_s)
         yield "residency"
         await asyncio.sleep(self.after_s)
@@ -31,7 +33,7 @@ class HangingPlacement:
 async def train(placement: HangingPlacement, *, for_s: float) -> float:
     """Simulated seconds."""
     run: Any = SimpleNamespace(placement=placement, publish_timeout_s=60.0)
-    async with _training(run) as residency:
+    async with _training(run, Clock()) as residency:
         assert residency == "residency"  # type: ignore[comparison-overlap]
         await asyncio.sleep(for_s)
     return asyncio.get_running_loop().time()
@@ -56,7 +58,7 @@ def test_the_trainers_own_time_on_the_devices_has_no_limit():
 def test_an_error_inside_keeps_its_own_type_though_it_is_a_timeout():
     async def main() -> None:
         run: Any = SimpleNamespace(placement=HangingPlacement(), publish_timeout_s=60.0)
-        async with _training(run):
+        async with _training(run, Clock()):
             raise TimeoutError("of a socket")
 
     with pytest.raises(TimeoutError, match="of a socket"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rl.clock import Clock
 from rl.config.schema import ColocatedConfig
 from rl.placement.colocated import Colocated
 from rl.protocols import PauseMode
@@ -40,7 +41,7 @@ def test_the_trainer_moves_in_when_the_engine_sleeps_and_out_before_the_engine_h
     async def main() -> list[str]:
         placement, calls = recorded_placement()
         await placement.start()
-        async with placement.training() as residency:
+        async with placement.training(Clock().phase) as residency:
             calls.append("trains")
             await residency.publish(0)
         return calls
@@ -66,7 +67,7 @@ def test_after_an_error_in_training_nothing_is_moved_back():
         placement, calls = recorded_placement()
         await placement.start()
         with pytest.raises(ValueError, match="not finite"):
-            async with placement.training():
+            async with placement.training(Clock().phase):
                 raise ValueError("not finite")
         return calls
 

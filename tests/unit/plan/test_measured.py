@@ -88,7 +88,13 @@ def test_where_nothing_was_predicted_the_measured_value_stands_alone():
         ),
         (
             ["experiment=qwen2_5_math_7b_dapo_fully_async"],
-            {"plan/memory/gpu_peak_gib", "plan/time/step_s", "plan/time/train_s", "plan/time/publish_s"},
+            {"plan/memory/gpu_peak_gib", "plan/memory/gpu_train_gib", "plan/memory/gpu_publish_gib"}
+            | {"plan/time/step_s", "plan/time/train_s", "plan/time/publish_s"},
+        ),
+        (
+            ["experiment=qwen3_8b_grpo"],
+            {f"plan/memory/gpu_{phase}_gib" for phase in ("peak", "train", "publish", "wake", "wait_for_batch")}
+            | {f"plan/time/{phase}_s" for phase in ("step", "train", "publish", "wait_for_batch")},
         ),
     ],
 )
