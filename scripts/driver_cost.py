@@ -4,13 +4,14 @@
     python -m scripts.driver_cost --rollouts 8192 --tokens 2000
 
 Admission, advantages, order, packing and metrics are those of a run. Answers come from a Ray actor, a group a message,
-and packed shares go to two, as they do between machines. Not counted: what the actors themselves take, what crosses to
-the processes in which tasks grade, and the writing of rollouts.
+go to the processes that a task grades in, 8 groups at once, and packed shares go to two actors, as they do between
+machines. Not counted: what the other processes take, and the writing of rollouts.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,22 @@ from typing import Any
 from rl.config.algorithms import GRPOConfig
 from rl.config.schema import FullyAsyncConfig, Packing, RunConfig, StreamConfig
 from rl.placement.ray_runtime import ensure_ray, shutdown_ray
+from rl.tasks.scoring import ScoringProcesses
 from rl.trainer.packing import pack
 from rl.types import MicroBatch, Rollout, RolloutGroup, TrainBatch
-from scripts.simulated_run import ReadyEngine, RowsInMemory, SimulatedTrainer, Speed, run_to_end, simulated_run
+from scripts.simulated_run import (
+    ReadyEngine,
+    RowsInMemory,
+    SimulatedTask,
+    SimulatedTrainer,
+    Speed,
+    run_to_end,
+    simulated_run,
+)
 from scripts.simulated_time import simulate
 
 GROUP, MINI_BATCHES, NUM_RANKS = 16, 8, 2
+GROUPS_AT_ONCE = 8
 PROMPT_TOKENS = 150
 STEPS = 3
 FOREVER = 1e9
@@ -38,11 +49,12 @@ class Cost:
     packing: float
     """Of `loop`."""
     receiving: float
+    grading: float
     sending: float
 
     @property
     def total(self) -> float:
-        return self.loop + self.receiving + self.sending
+        return self.loop + self.receiving + self.grading + self.sending
 
 
 def cost_of_loop(num_rollouts: int, *, tokens: int, steps: int = STEPS) -> tuple[float, float, TrainBatch]:
@@ -106,8 +118,22 @@ class _Far:
     async def step(self, mini_batches: list[list[MicroBatch]], loss_counts: list[Any]) -> None: ...
 
 
-def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int) -> tuple[float, float]:
-    """(`Cost.receiving`, `Cost.sending`) of one step."""
+async def cost_of_grading(groups: list[list[Rollout]]) -> float:
+    task: Any = SimulatedTask(prompt_tokens=PROMPT_TOKENS)
+    scoring, prompt = ScoringProcesses(task), task.prompt(0, 0)
+    at_once = [groups[first : first + GROUPS_AT_ONCE] for first in range(0, len(groups), GROUPS_AT_ONCE)]
+    try:
+        await asyncio.gather(*(scoring.score(prompt, group) for group in at_once[0]))  # starts them
+        began = time.process_time()
+        for some in at_once:
+            await asyncio.gather(*(scoring.score(prompt, group) for group in some))
+        return time.process_time() - began
+    finally:
+        scoring.close()
+
+
+def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int) -> tuple[float, float, float]:
+    """(`Cost.receiving`, `Cost.grading`, `Cost.sending`) of one step."""
     import ray
 
     ensure_ray()
@@ -118,6 +144,9 @@ def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int)
     for group in range(num_rollouts // GROUP):
         answers += ray.get(ranks[0].answers.remote(group, tokens))
     receiving = time.process_time() - began
+    rollouts = [rollout for _, rollout in answers]
+    groups = [rollouts[first : first + GROUP] for first in range(0, len(rollouts), GROUP)]
+    grading = asyncio.run(cost_of_grading(groups))
     shares = [[of_ranks[rank] for of_ranks in batch.mini_batches] for rank in range(NUM_RANKS)]
     began = time.process_time()
     ray.get([rank.step.remote(share, batch.loss_counts) for rank, share in zip(ranks, shares, strict=True)])
@@ -125,13 +154,12 @@ def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int)
     assert len(answers) == num_rollouts
     for rank in ranks:
         ray.kill(rank)
-    return receiving, sending
+    return receiving, grading, sending
 
 
 def driver_cost(num_rollouts: int, *, tokens: int) -> Cost:
     loop, packing, batch = cost_of_loop(num_rollouts, tokens=tokens)
-    receiving, sending = cost_between_processes(num_rollouts, batch, tokens=tokens)
-    return Cost(loop, packing, receiving, sending)
+    return Cost(loop, packing, *cost_between_processes(num_rollouts, batch, tokens=tokens))
 
 
 def main() -> None:
@@ -139,14 +167,16 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="+", default=[1024, 8192, 32768])
     parser.add_argument("--tokens", type=int, default=2000)
     arguments = parser.parse_args()
+    if arguments.tokens <= 50:
+        parser.error(f"--tokens={arguments.tokens}: answers differ by up to 50 tokens, so it must be above 50.")
     print(f"CPU seconds per step, {GROUP} answers of {arguments.tokens:,} tokens a prompt")
-    print(f"{'rollouts':>8} {'total':>7} {'loop':>7} {'of it packing':>14} {'receiving':>10} {'sending':>8}")
+    print("rollouts   total    loop  of it packing  receiving  grading  sending")
     try:
         for num_rollouts in arguments.rollouts:
             cost = driver_cost(num_rollouts, tokens=arguments.tokens)
             print(
-                f"{num_rollouts:>8} {cost.total:>7.2f} {cost.loop:>7.2f} {cost.packing:>14.2f} "
-                f"{cost.receiving:>10.2f} {cost.sending:>8.2f}",
+                f"{num_rollouts:>8} {cost.total:>7.2f} {cost.loop:>7.2f} {cost.packing:>14.2f} {cost.receiving:>10.2f} "
+                f"{cost.grading:>8.2f} {cost.sending:>8.2f}",
                 flush=True,
             )
     finally:

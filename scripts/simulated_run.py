@@ -316,8 +316,9 @@ class SimulatedTrainer:
 
 
 class SimulatedTask:
-    """The first half of a group's answers is right, the second wrong. `keeps` says which groups an algorithm keeps."""
+    """Every other answer of a group is right."""
 
+    name = "simulated"
     num_prompts = 10**9
 
     def __init__(self, *, prompt_tokens: int) -> None:
@@ -327,8 +328,11 @@ class SimulatedTask:
         return Prompt(str(index), (), self._token_ids, answer="", task="simulated")
 
     async def grade(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Reward]:
-        half = len(rollouts) // 2
-        return [Reward(float(rollout.index < half), correct=rollout.index < half) for rollout in rollouts]
+        return [self.score(prompt, rollout) for rollout in rollouts]
+
+    def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
+        is_right = rollout.index % 2 == 0
+        return Reward(float(is_right), correct=is_right)
 
     def eval_sets(self) -> list[EvalSet]:
         return []

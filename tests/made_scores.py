@@ -26,6 +26,15 @@ class Moody(Arithmetic):
         return Reward(1.0, correct=True, parts={"pid": float(os.getpid())})
 
 
+class Thorough(Arithmetic):
+    """Adds up everything that it was sent."""
+
+    def score(self, prompt: Prompt, rollout: Rollout) -> Reward:
+        rollout.token_ids[0] += 0  # its own copy, which it may write to
+        arrays = (rollout.token_ids, rollout.loss_mask, rollout.rollout_logprobs, rollout.policy_versions)
+        return Reward(float(sum(array.astype(float).sum() for array in arrays)) + len(rollout.text), correct=True)
+
+
 class HoldsTheLock(Arithmetic):
     """A regular expression holds the interpreter's lock: 2^40 ways to fail."""
 

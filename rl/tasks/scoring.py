@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import ConfigError
-from rl.tasks.scoring_host import LENGTH, Failed, packed, unpacked
+from rl.tasks.scoring_host import LENGTH, Failed, frame_lengths, packed, unpacked
 from rl.types import Prompt, Reward, RewardError, Rollout
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ MAX_EAGER = 8
 MAX_CHILDREN = 128
 """Beyond the eager ones, a group that has waited for `PATIENCE_S` gets one: the others are slow or hang."""
 PATIENCE_S = 0.5
+SEND_BUFFER = 2**22
+"""Bytes of a message that wait for the child without the event loop; the kernel may allow fewer."""
+MAX_FRAMES = 1024
+"""IOV_MAX of Linux: what one call sends."""
 
 PROGRAM = "from rl.tasks.scoring_host import main; main()"
 """Not `-m`: what a module sends that is called `__main__` nobody else knows."""
@@ -52,6 +56,7 @@ class _Child:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._channel.setblocking(False)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._pid: int | None = None
         """None: it has not spoken yet."""
 
@@ -63,23 +68,33 @@ class _Child:
                 if isinstance(first, Failed):
                     raise _NoStartError(first.reason)
                 self._pid = first
-            await loop.sock_sendall(self._channel, packed((prompt, rollouts)))
+            await self._send(loop, packed((prompt, rollouts)))
             return await self._receive(loop)
         except (EOFError, OSError) as error:
             raise _GoneError(repr(error)) from error
 
-    async def _receive(self, loop: asyncio.AbstractEventLoop) -> Any:
-        (length,) = LENGTH.unpack(await self._bytes(loop, LENGTH.size))
-        return unpacked(await self._bytes(loop, length))
+    async def _send(self, loop: asyncio.AbstractEventLoop, frames: list[memoryview]) -> None:
+        """In one call and without a copy, where the socket has room for it."""
+        try:
+            sent = self._channel.sendmsg(frames[:MAX_FRAMES])
+        except BlockingIOError:
+            sent = 0
+        if sent < sum(frame.nbytes for frame in frames):
+            await loop.sock_sendall(self._channel, memoryview(b"".join(frames))[sent:])
 
-    async def _bytes(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
+    async def _receive(self, loop: asyncio.AbstractEventLoop) -> Any:
+        (num_frames,) = frame_lengths(await self._bytes(loop, LENGTH.size))
+        lengths = frame_lengths(await self._bytes(loop, LENGTH.size * num_frames))
+        return unpacked([await self._bytes(loop, length) for length in lengths])
+
+    async def _bytes(self, loop: asyncio.AbstractEventLoop, count: int) -> bytearray:
         data = bytearray()
         while len(data) < count:
             part = await loop.sock_recv(self._channel, count - len(data))
             if not part:
                 raise EOFError("the connection ended")
             data += part
-        return bytes(data)
+        return data
 
     def kill(self) -> None:
         if self._pid is not None:

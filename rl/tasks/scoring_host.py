@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 LENGTH = struct.Struct(">Q")
-"""Before each message: its bytes."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,14 +28,25 @@ class Failed:
     reason: str
 
 
-def packed(message: Any) -> bytes:
-    data = pickle.dumps(message)
-    return LENGTH.pack(len(data)) + data
+def packed(message: Any) -> list[memoryview]:
+    """Number and lengths of the frames that follow, then a pickle and the arrays that it leaves out.
+
+    Arrays go as they lie in memory: a step has hundreds of megabytes of them.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    frames = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    lengths = (len(frames), *(frame.nbytes for frame in frames))
+    return [memoryview(b"".join(map(LENGTH.pack, lengths))), *frames]
 
 
-def unpacked(data: bytes) -> Any:
+def frame_lengths(data: bytes | bytearray) -> list[int]:
+    return [length for (length,) in LENGTH.iter_unpack(data)]
+
+
+def unpacked(frames: list[bytearray]) -> Any:
     """Only of messages between a run and its own children."""
-    return pickle.loads(data)  # noqa: S301
+    return pickle.loads(frames[0], buffers=frames[1:])  # noqa: S301
 
 
 def main() -> None:
@@ -45,7 +55,7 @@ def main() -> None:
     failure: Failed | None = None
     task: Any = None
     try:
-        task = unpacked(sys.stdin.buffer.read())
+        task = unpacked([bytearray(sys.stdin.buffer.read())])
     except Exception as error:  # noqa: BLE001 - whatever it is, whoever asks must hear it
         failure = Failed(f"it could not load the task: {in_words(error)}")
     own_pid = os.getpid()
@@ -55,7 +65,7 @@ def main() -> None:
             return  # the run has ended
         channel = socket.socket(fileno=filenos[0])
         if failure is not None:
-            channel.sendall(packed(failure))
+            _send(channel, failure)
         elif os.fork() == 0:
             control.close()
             try:
@@ -81,15 +91,21 @@ def _become_child(parent_pid: int) -> None:
 
 def _serve(task: Any, channel: socket.socket) -> None:
     with channel.makefile("rb") as requests:
-        channel.sendall(packed(os.getpid()))
+        _send(channel, os.getpid())
         while header := requests.read(LENGTH.size):
-            prompt, rollouts = unpacked(requests.read(LENGTH.unpack(header)[0]))
+            (num_frames,) = frame_lengths(header)
+            lengths = frame_lengths(requests.read(LENGTH.size * num_frames))
+            prompt, rollouts = unpacked([bytearray(requests.read(length)) for length in lengths])
             try:
                 answer = packed([task.score(prompt, rollout) for rollout in rollouts])
             except Exception as error:  # noqa: BLE001 - a grader that failed, whatever it raised
                 answer = packed(Failed(in_words(error)))
             sys.stdout.flush()
-            channel.sendall(answer)
+            channel.sendall(b"".join(answer))
+
+
+def _send(channel: socket.socket, message: Any) -> None:
+    channel.sendall(b"".join(packed(message)))
 
 
 def in_words(error: BaseException) -> str:

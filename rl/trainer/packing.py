@@ -59,7 +59,7 @@ def pack(
     for start in range(0, len(groups), per_update):
         of_update = groups[start : start + per_update]
         sequences = [sequence for group in of_update for sequence in _sequences(group, policy_version)]
-        counts = [int(sequence.loss_mask.sum()) for sequence in sequences]
+        counts = [int(np.count_nonzero(sequence.loss_mask)) for sequence in sequences]
         batch.loss_counts.append(
             LossCounts(
                 tokens=sum(counts),
@@ -80,7 +80,7 @@ def pack(
 def _sequences(group: RolloutGroup, policy_version: int) -> list[_Sequence]:
     """A token whose log-prob the engine did not give as a number is not trained on, and in no denominator."""
     masks = [rollout.loss_mask & np.isfinite(rollout.rollout_logprobs) for rollout in group.rollouts]
-    total = sum(int(mask.sum()) for mask in masks)
+    total = sum(int(np.count_nonzero(mask)) for mask in masks)
     return [
         _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version, mask, total)
         for rollout, mask in zip(group.rollouts, masks, strict=True)
@@ -288,7 +288,9 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
         "rollout/version_spread_max": spread.max(),
         "rollout/restarted_fraction": np.mean(discarded > 0),
         "rollout/discarded_tokens": discarded.sum(),
-        "rollout/nonfinite_logprobs": sum((~np.isfinite(r.rollout_logprobs[r.loss_mask])).sum() for r in rollouts),
+        "rollout/nonfinite_logprobs": sum(
+            np.count_nonzero(r.loss_mask & ~np.isfinite(r.rollout_logprobs)) for r in rollouts
+        ),
     }
     metrics |= _staleness_histogram(staleness)
     if rollouts[0].ref_logprobs is not None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl.config.schema import ConfigError
@@ -18,7 +19,7 @@ from rl.tasks import scoring
 from rl.tasks.arithmetic import Arithmetic
 from rl.types import Reward, RewardError, RewardTimeoutError
 from tests.made_answers import answer
-from tests.made_scores import BrokenOnArrival, HoldsTheLock, Moody, Unsendable
+from tests.made_scores import BrokenOnArrival, HoldsTheLock, Moody, Thorough, Unsendable
 from tests.processes import descendants, is_alive, wait_until
 
 
@@ -52,6 +53,23 @@ async def test_rewards_come_in_order_from_a_process_that_is_used_again(renderer)
     assert [reward.value for reward in await graded(task, right, "x", right)] == [1.0, 0.0, 1.0]
     assert [reward.value for reward in await graded(task, "x")] == [0.0]
     assert (task._scoring._num_children, len(task._scoring._idle)) == (1, 1)
+    task._scoring.close()
+
+
+@pytest.mark.parametrize(("num_answers", "num_tokens"), [(3, 0), (400, 10), (8, 200_000)])
+async def test_answers_arrive_whole_however_many_and_long_they_are(renderer, num_answers: int, num_tokens: int):
+    """400 are more arrays than one call sends; 8 of 200,000 tokens more bytes than a socket holds."""
+    task = made(renderer, Thorough)
+    answers = [answer("x" * num_tokens, index=index) for index in range(num_answers)]
+    for index, one in enumerate(answers):
+        one.token_ids = np.full(num_tokens + 1, index, dtype=np.int32)
+        one.loss_mask = np.arange(num_tokens + 1) > 0
+        one.rollout_logprobs = np.full(num_tokens + 1, -0.5, dtype=np.float32)
+        one.policy_versions = np.full(num_tokens + 1, 7, dtype=np.int32)
+    rewards = await grade(task.grade_truly, task.training[0], answers, limit_s=60.0)
+    # Of tokens index, of masks num_tokens, of log-probs -0.5, of versions 7, of the text num_tokens.
+    expected = [(index - 0.5 + 7) * (num_tokens + 1) + 2 * num_tokens for index in range(num_answers)]
+    assert [reward.value for reward in rewards] == expected
     task._scoring.close()
 
 
