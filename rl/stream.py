@@ -111,8 +111,6 @@ class GroupStream:
         self._recent_failures: deque[str | None] = deque(maxlen=FAILED_HISTORY_BATCHES * values.prompts_per_step)
         self._is_open = False
         self.accounting = Accounting()
-        self._dropped_before: Counter[str] = Counter()
-        """As of the last call of `metrics`."""
         self._num_recalled = 0
         """Since the last call of `metrics`."""
         self._num_retried = 0
@@ -247,7 +245,7 @@ class GroupStream:
         """The position at a step boundary: what was admitted and not taken is asked for again."""
         return {
             "next_index": self.accounting.started,
-            "in_flight": [slot.group_id for slot in self._slots if not slot.is_taken] + list(self._again),
+            "in_flight": self.in_flight,
             "trained": self.accounting.trained,
             "dropped": dict(self.accounting.dropped),
         }
@@ -259,15 +257,13 @@ class GroupStream:
         self.accounting.trained = int(state["trained"])
         self._held = self.accounting.trained % self._values.groups_per_publish
         self.accounting.dropped = Counter(state["dropped"])
-        self._dropped_before = self.accounting.dropped.copy()
         self.accounting.started = int(state["next_index"])
 
     def metrics(self) -> dict[str, float]:
-        accounting = self.accounting
-        assert accounting.started == accounting.trained + accounting.dropped.total() + self.num_in_flight, accounting
+        """Of one step. In every row: groups_started = groups_trained + all of dropped/ + groups_in_flight."""
+        accounting, num_in_flight = self.accounting, len(self.in_flight)
+        assert accounting.started == accounting.trained + accounting.dropped.total() + num_in_flight, accounting
         assert self._num_open == sum(slot.is_open for slot in self._slots), "the slots in use are miscounted"
-        dropped = accounting.dropped - self._dropped_before
-        self._dropped_before = accounting.dropped.copy()
         num_recalled, self._num_recalled = self._num_recalled, 0
         num_retried, self._num_retried = self._num_retried, 0
         surplus = {"rollout/surplus_groups": float(num_recalled)} if self._values.max_surplus else {}
@@ -275,8 +271,9 @@ class GroupStream:
             **surplus,
             "rollout/groups_started": float(accounting.started),
             "rollout/groups_trained": float(accounting.trained),
+            **{f"rollout/dropped/{reason}": float(count) for reason, count in accounting.dropped.items()},
+            "rollout/groups_in_flight": float(num_in_flight),
             "rollout/retried_groups": float(num_retried),
-            **{f"rollout/dropped/{reason}": float(count) for reason, count in dropped.items()},
         }
 
     async def failure(self) -> BaseException:
@@ -288,9 +285,9 @@ class GroupStream:
         return self._busy.total_s()
 
     @property
-    def num_in_flight(self) -> int:
-        """Started groups that no batch has taken or passed; one that starts anew is among them all the while."""
-        return sum(not slot.is_taken for slot in self._slots) + len(self._again)
+    def in_flight(self) -> list[int]:
+        """Ids of started groups that no batch has taken or passed; one that starts anew is there all the while."""
+        return [slot.group_id for slot in self._slots if not slot.is_taken] + list(self._again)
 
     def _admit(self) -> None:
         """Starts groups while slots are free, in one turn of the event loop, so that the engine gets them together."""

@@ -6,7 +6,7 @@ The run is the quickstart with two trainer ranks and two engines, fully asynchro
 checker of final answers in place of its own reward. Each round of four kills has every role once, in random order:
 driver, trainer rank, engine, and reward worker, a process in which the checker judges. The run must survive the last
 two. After every death the last checkpoint's accounts must add up, and no process may be left; in the end the run must
-have finished, with every step in its log once.
+have finished, with every step in its log once, and every row must add up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from rl.assemble import prepare_policy
 from rl.config.compose import compose_run_config
-from rl.loggers.jsonl import read_metrics
+from rl.loggers.jsonl import Row, read_metrics
 from rl.tasks.base import ProblemTask
 from rl.types import Prompt
 
@@ -258,8 +258,18 @@ class Chaos:
     def _check_rows(self) -> None:
         rows = read_metrics(self.folder / "metrics.jsonl")
         assert [row["step"] for row in rows] == list(range(self.steps + 1)), "a step is missing, or there twice"
+        aside = [row for path in self.folder.glob("metrics.set_aside.*.jsonl") for row in read_metrics(path)]
+        for row in [*rows, *aside]:
+            assert row["step"] == 0 or num_unaccounted(row) == 0, row
         assert rows[-1]["prompts_trained"] == self.steps * PROMPTS_PER_STEP
         assert (self.folder / f"checkpoints/step-{self.steps:06d}/state.json").exists(), "no checkpoint of the end"
+
+
+def num_unaccounted(row: Row) -> float:
+    """Groups that a row of metrics.jsonl has as started, and neither as trained on nor dropped nor in flight."""
+    dropped = sum(count for key, count in row.items() if key.startswith("rollout/dropped/"))
+    done = row["rollout/groups_trained"] + dropped
+    return row["rollout/groups_started"] - done - row["rollout/groups_in_flight"]
 
 
 def quickstart_as_rows(folder: Path) -> list[str]:

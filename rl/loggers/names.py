@@ -124,6 +124,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/groups_started", "groups", "groups admitted since the run began", reduction=Reduction.LAST),
     Metric("rollout/groups_trained", "groups", "groups trained on since the run began", reduction=Reduction.LAST),
     Metric(
+        "rollout/groups_in_flight",
+        "groups",
+        "groups started and neither trained on nor dropped: groups_started - groups_trained - all of dropped/",
+        reduction=Reduction.LAST,
+    ),
+    Metric(
         "rollout/surplus_groups",
         "groups",
         "groups that stream.oversample started beyond the step's batch, to start anew on the next weights",
@@ -137,7 +143,10 @@ METRICS: tuple[Metric, ...] = (
         reduction=Reduction.SUM,
     ),
     Metric(
-        "rollout/dropped/<reason>", "groups", "groups dropped for this reason, in this step", reduction=Reduction.SUM
+        "rollout/dropped/<reason>",
+        "groups",
+        "groups dropped for this reason since the run began",
+        reduction=Reduction.LAST,
     ),
     Metric("train/loss", "", "loss of the update, over the updates of the step"),
     Metric("train/grad_norm", "", "global gradient norm before clipping, over the updates of the step", (0.0, 100.0)),

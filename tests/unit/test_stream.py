@@ -146,7 +146,7 @@ async def train(
             batches.append([group.group_id for group in groups])
             staleness = max(staleness, *(engine.version - group.min_policy_version for group in groups))
             accounting = stream.accounting
-            assert accounting.started == accounting.trained + accounting.dropped.total() + stream.num_in_flight
+            assert accounting.started == accounting.trained + accounting.dropped.total() + len(stream.in_flight)
             await asyncio.sleep(train_s)
             if step % publish_every == 0:
                 engine.version += 1
@@ -220,7 +220,7 @@ def test_nothing_starts_before_the_release_when_colocated():
         async with stream:
             await stream.next_batch()
             await asyncio.sleep(100)
-            assert (len(engine.requests), stream.num_in_flight) == (P, 0)
+            assert (len(engine.requests), stream.in_flight) == (P, [])
             stream.release()
             await asyncio.sleep(0)
             assert len(engine.requests) == 2 * P
@@ -242,7 +242,7 @@ def test_a_dropped_group_returns_its_slot_at_once():
     num_dropped = kept[-1] + 1 - P
     assert stream.accounting.dropped["filtered"] >= num_dropped > 0
     accounting = stream.accounting
-    assert accounting.started == P + accounting.dropped["filtered"] + stream.num_in_flight == len(engine.requests)
+    assert accounting.started == P + accounting.dropped["filtered"] + len(stream.in_flight) == len(engine.requests)
 
 
 def test_groups_admitted_in_one_turn_reach_the_engine_together_and_in_order():
@@ -312,6 +312,7 @@ def test_the_surplus_is_recalled_as_the_batch_before_a_publish_is_taken_and_star
             assert stream.metrics() == {
                 "rollout/groups_started": 24.0,
                 "rollout/groups_trained": 8.0,
+                "rollout/groups_in_flight": 16.0,
                 "rollout/retried_groups": 0.0,
                 "rollout/surplus_groups": 16.0,
             }
@@ -393,7 +394,7 @@ def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fr
 
     batches = simulate(interrupted())
     accounting = after.accounting
-    assert accounting.started == accounting.trained + accounting.dropped.total() + after.num_in_flight
+    assert accounting.started == accounting.trained + accounting.dropped.total() + len(after.in_flight)
     rest, _ = simulate(train(after, after._engine, steps=9))  # type: ignore[arg-type]
     batches += rest
     trained = sorted(group_id for batch in batches for group_id in batch)
@@ -416,7 +417,7 @@ def test_a_restored_stream_admits_as_many_as_a_new_one_however_far_the_run_is(ma
         async with stream:
             await asyncio.sleep(1000)
             assert engine.requests[:4] == [5, 7, 9, 100 * P + 3]
-            assert len(engine.requests) == stream.num_in_flight == config.max_admitted == (1 + max_staleness) * P
+            assert len(engine.requests) == len(stream.in_flight) == config.max_admitted == (1 + max_staleness) * P
 
     simulate(main())
 
@@ -498,6 +499,24 @@ def test_a_failed_grade_drops_the_group_and_is_counted():
     trained = [group_id for batch in batches for group_id in batch]
     assert trained == [group_id for group_id in range(100) if group_id % 20 != 3][: 10 * P]
     assert stream.accounting.dropped == {"reward_error": 5}  # 3, 23, 43, 63, 83
+
+
+def test_a_group_that_was_dropped_after_the_last_row_before_a_stop_is_in_the_next_one():
+    engine = SimulatedEngine(lambda group_id: 1.0 if group_id == 0 else 50.0)
+    task = failing_on(lambda group_id: group_id == 0)
+    stopped = stream_of(run_config(ColocatedConfig()), engine, task=task)
+
+    async def stop_while_waiting() -> dict[str, Any]:
+        async with stopped:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stopped.next_batch(), 3.0)
+            return stopped.state()
+
+    resumed = stream_of(run_config(ColocatedConfig()), engine, task=task)
+    resumed.restore(simulate(stop_while_waiting()))
+    row = resumed.metrics()
+    assert (row["rollout/groups_started"], row["rollout/dropped/reward_error"]) == (9.0, 1.0)
+    assert (row["rollout/groups_trained"], row["rollout/groups_in_flight"]) == (0.0, 8.0)
 
 
 def test_more_failed_grades_than_allowed_end_the_run():
@@ -607,7 +626,7 @@ def test_a_group_that_a_living_engine_keeps_failing_on_is_dropped_and_counted_th
     rest, _ = simulate(train(resumed, engine, steps=1))
     assert [i for batch in rest for i in batch] == [17, 18, 19, 20, 22, 23, 24, 25]
     assert resumed.accounting.dropped == {"engine_error": 2}
-    assert resumed.accounting.started == 3 * P + 2 + resumed.num_in_flight
+    assert resumed.accounting.started == 3 * P + 2 + len(resumed.in_flight)
 
 
 def test_an_engine_that_fails_on_every_request_ends_the_run_with_a_headline():
