@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl import exit_codes
+from rl.accounting import Accounting
 from rl.config.build import build
 from rl.config.load import load_run_yaml, save_run_yaml, to_plain
 from rl.config.lock import published_lines, published_status
@@ -299,23 +300,21 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _resume_line(checkpoint: Checkpoint) -> str:
-    """The proof that no prompt is trained on twice or skipped. Raises ConfigError if the numbers do not add up."""
+    """The proof that no prompt is trained on twice or skipped. Raises ConfigError if the accounts do not add up."""
     stream, progress = checkpoint.state["stream"], checkpoint.state["progress"]
-    first, again = stream["next_index"], stream["in_flight"]
-    trained, dropped = stream["trained"], stream["dropped"]
-    num_dropped = sum(dropped.values())
+    if "settled_below" not in stream:
+        raise ConfigError(
+            f"{checkpoint.folder} says how many prompts were trained on and dropped, and not which: an older version "
+            "of rl wrote it. Continue it with that version, or start a new run."
+        )
+    accounting, again = Accounting.from_state(stream), stream["in_flight"]
+    trained, dropped = accounting.trained, accounting.dropped
     reasons = f" ({', '.join(f'{reason} {count:,}' for reason, count in dropped.items())})" if dropped else ""
     line = (
-        f"continuing from step {checkpoint.step}: trained {trained:,} + dropped {num_dropped:,}{reasons} + in flight "
-        f"{len(again):,}, which start again"
+        f"continuing from step {checkpoint.step}: trained {trained:,} + dropped {dropped.total():,}{reasons} "
+        f"+ in flight {len(again):,}, which start again"
     )
-    problems = []
-    if trained + num_dropped + len(again) != first:
-        problems.append(f"these are not {first:,}, the prompts that were started")
-    if len(set(again)) != len(again):
-        problems.append("a group is in flight twice")
-    if any(not 0 <= group_id < first for group_id in again):
-        problems.append(f"a group in flight is not among the first {first:,}")
+    problems = accounting.problems(again)
     if trained != progress["prompts_trained"]:
         problems.append(f"the optimizer has seen {progress['prompts_trained']:,} prompts")
     if problems:
@@ -323,7 +322,10 @@ def _resume_line(checkpoint: Checkpoint) -> str:
             f"{checkpoint.folder} cannot be continued from without training on prompts twice or skipping some: {line}, "
             f"but {'; '.join(problems)}. Remove that folder to continue from an older checkpoint, if there is one."
         )
-    return f"{line} = the first {first:,} prompts of the epoch order, none twice, none skipped"
+    return (
+        f"{line} = the first {accounting.started:,} prompts of the epoch order, compared one by one: none twice, none "
+        "skipped"
+    )
 
 
 class _Crash:

@@ -545,7 +545,7 @@ class RolloutStream(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
     def metrics(self) -> dict[str, float]:
-        """Groups started, trained, dropped and in flight, for one row; asserts that they add up."""
+        """Groups started, trained, dropped and in flight, for one row; asserts that they are the same ones."""
         ...
 
     async def failure(self) -> BaseException:

@@ -23,10 +23,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rl.accounting import Accounting
 from rl.grading import grade, sample
 from rl.protocols import Algorithm, RequestError, RolloutEngine, Task
 from rl.types import Reward, RewardError, RolloutGroup, Sampling
@@ -77,16 +78,6 @@ class StreamConfigValues:
     max_failed_fraction: float
     reward_timeout_s: float
     stall_timeout_s: float
-
-
-@dataclass(slots=True)
-class Accounting:
-    """Prompts since the run began: started = trained + dropped + in flight."""
-
-    started: int = 0
-    """The first so many of the training order. One that starts anew, recalled or after a resume, counts once."""
-    trained: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
 
 
 class GroupStream:
@@ -182,12 +173,12 @@ class GroupStream:
         groups = []
         for slot in finished:
             assert slot.group is not None
+            self.accounting.train(slot.group.group_id)
             groups.append(slot.group)
             slot.group, slot.is_taken = None, True
         self._num_open -= len(finished)
         self._num_finished -= len(finished)
         self._held += len(finished)
-        self.accounting.trained += len(finished)
         rest: deque[_Slot] = deque()
         is_passed = True
         for slot in self._slots:
@@ -201,7 +192,7 @@ class GroupStream:
 
     def _count_if_dropped(self, slot: _Slot) -> None:
         if slot.drop_reason is not None:
-            self.accounting.dropped[slot.drop_reason] += 1
+            self.accounting.drop(slot.group_id, slot.drop_reason)
 
     async def _recall_surplus(self, finished: list[_Slot]) -> None:
         """Ends what is in flight beyond the room that there is once `finished` are taken, and asks for it again later.
@@ -243,26 +234,20 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """The position at a step boundary: what was admitted and not taken is asked for again."""
-        return {
-            "next_index": self.accounting.started,
-            "in_flight": self.in_flight,
-            "trained": self.accounting.trained,
-            "dropped": dict(self.accounting.dropped),
-        }
+        return {**self.accounting.state(), "in_flight": self.in_flight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Groups trained on since the last publish that the steps had due keep their slots until the next one."""
         assert not self._is_open, "restore before the stream starts"
         self._again = deque(int(group_id) for group_id in state["in_flight"])
-        self.accounting.trained = int(state["trained"])
+        self.accounting = Accounting.from_state(state)
         self._held = self.accounting.trained % self._values.groups_per_publish
-        self.accounting.dropped = Counter(state["dropped"])
-        self.accounting.started = int(state["next_index"])
 
     def metrics(self) -> dict[str, float]:
         """Of one step. In every row: groups_started = groups_trained + all of dropped/ + groups_in_flight."""
-        accounting, num_in_flight = self.accounting, len(self.in_flight)
-        assert accounting.started == accounting.trained + accounting.dropped.total() + num_in_flight, accounting
+        accounting, in_flight = self.accounting, self.in_flight
+        problems = accounting.problems(in_flight)
+        assert not problems, f"{'; '.join(problems)}: {accounting}, in flight {in_flight}"
         assert self._num_open == sum(slot.is_open for slot in self._slots), "the slots in use are miscounted"
         num_recalled, self._num_recalled = self._num_recalled, 0
         num_retried, self._num_retried = self._num_retried, 0
@@ -272,7 +257,7 @@ class GroupStream:
             "rollout/groups_started": float(accounting.started),
             "rollout/groups_trained": float(accounting.trained),
             **{f"rollout/dropped/{reason}": float(count) for reason, count in accounting.dropped.items()},
-            "rollout/groups_in_flight": float(num_in_flight),
+            "rollout/groups_in_flight": float(len(in_flight)),
             "rollout/retried_groups": float(num_retried),
         }
 
@@ -294,10 +279,7 @@ class GroupStream:
         if not self._is_open or self._error is not None:
             return
         for _ in range(self._room(self._held) - self._num_open):
-            if self._again:
-                group_id = self._again.popleft()
-            else:
-                group_id, self.accounting.started = self.accounting.started, self.accounting.started + 1
+            group_id = self._again.popleft() if self._again else self.accounting.start()
             task = asyncio.create_task(self._produce(group_id), name=f"group {group_id}")
             slot = _Slot(group_id, task)
             task.add_done_callback(lambda done, slot=slot: self._finish(slot, done))

@@ -11,6 +11,15 @@ import pytest
 
 from scripts.chaos import Chaos
 
+# One step of 16 prompts. By hand: 0 to 3, 5 to 16 and 18 are settled, which are 17; 4 and 17 are in flight.
+STREAM = {
+    "next_index": 19,
+    "in_flight": [17, 4],
+    "trained": 16,
+    "dropped": {"filtered": 1},
+    "settled_below": 4,
+    "settled_beyond": [*range(5, 17), 18],
+}
 ROW = {
     "step": 1,
     "prompts_trained": 16.0,
@@ -22,11 +31,11 @@ ROW = {
 }
 
 
-def chaos_of(folder: Path) -> Chaos:
-    """A run of one step."""
+def chaos_of(folder: Path, **changes: Any) -> Chaos:
+    """A run of one step, and what is changed in its checkpoint."""
     state = folder / "checkpoints" / "step-000001" / "state.json"
     state.parent.mkdir(parents=True)
-    state.touch()
+    state.write_text(json.dumps({"stream": {**STREAM, **changes}}))
     write_rows(folder / "metrics.jsonl", {"step": 0}, ROW)
     return Chaos(folder, 1, random.Random(0), [])
 
@@ -35,8 +44,27 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_rows_that_add_up_pass(tmp_path: Path):
-    chaos_of(tmp_path)._check_rows()
+def test_a_checkpoint_and_rows_that_account_for_every_prompt_pass(tmp_path: Path):
+    chaos = chaos_of(tmp_path)
+    chaos._check_accounts()
+    chaos._check_rows()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"in_flight": [17, 3]},  # 3 twice, 4 not at all
+        {"in_flight": [17, 17]},
+        {"in_flight": [19, 4]},  # never started
+        {"settled_beyond": [*range(5, 16), 17, 18]},  # 17 twice, 16 not at all
+        {"settled_below": 3},  # one was counted twice, and 3 was not
+        {"dropped": {"filtered": 2}},
+        {"trained": 17},
+    ],
+)
+def test_a_checkpoint_that_has_a_prompt_twice_or_not_at_all_is_found(changes: dict[str, Any], tmp_path: Path):
+    with pytest.raises(AssertionError):
+        chaos_of(tmp_path, **changes)._check_accounts()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.set_aside.20260101-000000-1.jsonl"])

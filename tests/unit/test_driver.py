@@ -42,7 +42,14 @@ async def test_an_error_of_the_loop_itself_comes_first_and_a_run_that_ends_is_le
     await _end_with_failure(ends(), failure(None))
 
 
-STATE = {"next_index": 10, "in_flight": [9, 4], "trained": 6, "dropped": {"filtered": 1, "reward_error": 1}}
+STATE = {
+    "next_index": 10,
+    "in_flight": [9, 4],
+    "trained": 6,
+    "dropped": {"filtered": 1, "reward_error": 1},
+    "settled_below": 4,
+    "settled_beyond": [5, 6, 7, 8],
+}
 
 
 def checkpoint(prompts_trained: int = 6, **changes: Any) -> Checkpoint:
@@ -53,7 +60,7 @@ def checkpoint(prompts_trained: int = 6, **changes: Any) -> Checkpoint:
 def test_a_resumed_run_prints_that_nothing_is_lost_or_done_twice():
     assert _resume_line(checkpoint()) == (
         "continuing from step 3: trained 6 + dropped 2 (filtered 1, reward_error 1) + in flight 2, which start again = "
-        "the first 10 prompts of the epoch order, none twice, none skipped"
+        "the first 10 prompts of the epoch order, compared one by one: none twice, none skipped"
     )
 
 
@@ -62,14 +69,26 @@ def test_a_resumed_run_prints_that_nothing_is_lost_or_done_twice():
     [
         ({"next_index": 11}, "these are not 11, the prompts that were started"),
         ({"dropped": {"filtered": 1}}, "these are not 10"),
-        ({"in_flight": [4, 4]}, "a group is in flight twice"),
-        ({"in_flight": [4, 10]}, "a group in flight is not among the first 10"),
+        ({"in_flight": [4, 10]}, "but skipped: position 9; not among the first 10: position 10"),
+        # From here on the counts are right.
+        ({"in_flight": [4, 4]}, "but skipped: position 9; twice: position 4"),
+        ({"in_flight": [9, 2]}, "but skipped: position 4; twice: position 2"),
+        ({"settled_beyond": [5, 6, 7, 9]}, "but skipped: position 8; twice: position 9"),
+        ({"settled_below": 3}, "but trained and dropped are 8, but of 7 positions; skipped: position 3"),
         ({"prompts_trained": 8}, "the optimizer has seen 8 prompts"),
     ],
 )
-def test_a_checkpoint_whose_numbers_do_not_add_up_is_refused(changes: dict[str, Any], problem: str):
+def test_a_checkpoint_that_has_a_prompt_twice_or_not_at_all_is_refused(changes: dict[str, Any], problem: str):
     with pytest.raises(ConfigError, match=problem):
         _resume_line(checkpoint(**changes))
+
+
+def test_a_checkpoint_that_does_not_say_which_prompts_are_done_is_refused():
+    """As rl 0.1.0 wrote them at first: the counts alone prove nothing."""
+    counts = {key: value for key, value in STATE.items() if not key.startswith("settled")}
+    old = Checkpoint(Path("/run/checkpoints/step-000003"), 3, {"stream": counts, "progress": {"prompts_trained": 6}})
+    with pytest.raises(ConfigError, match=r"step-000003 says how many prompts.*and not which.*or start a new run"):
+        _resume_line(old)
 
 
 def test_a_crash_is_headed_by_its_class_and_its_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -145,8 +145,7 @@ async def train(
             groups = await stream.next_batch()
             batches.append([group.group_id for group in groups])
             staleness = max(staleness, *(engine.version - group.min_policy_version for group in groups))
-            accounting = stream.accounting
-            assert accounting.started == accounting.trained + accounting.dropped.total() + len(stream.in_flight)
+            stream.metrics()  # asserts that every started group is accounted for, once
             await asyncio.sleep(train_s)
             if step % publish_every == 0:
                 engine.version += 1
@@ -316,7 +315,14 @@ def test_the_surplus_is_recalled_as_the_batch_before_a_publish_is_taken_and_star
                 "rollout/retried_groups": 0.0,
                 "rollout/surplus_groups": 16.0,
             }
-            assert stream.state() == {"next_index": 24, "in_flight": list(range(8, 24)), "trained": 8, "dropped": {}}
+            assert stream.state() == {
+                "next_index": 24,
+                "in_flight": list(range(8, 24)),
+                "trained": 8,
+                "dropped": {},
+                "settled_below": 8,
+                "settled_beyond": [],
+            }
             stream.release()
             await asyncio.sleep(0)
             assert engine.requests[24:] == list(range(8, 32))
@@ -393,8 +399,7 @@ def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fr
         return batches
 
     batches = simulate(interrupted())
-    accounting = after.accounting
-    assert accounting.started == accounting.trained + accounting.dropped.total() + len(after.in_flight)
+    after.metrics()  # asserts that every started group is accounted for, once
     rest, _ = simulate(train(after, after._engine, steps=9))  # type: ignore[arg-type]
     batches += rest
     trained = sorted(group_id for batch in batches for group_id in batch)
@@ -408,18 +413,29 @@ def test_a_restored_stream_trains_on_every_group_exactly_once(placement, drop_fr
 
 @pytest.mark.parametrize("max_staleness", [0.0, 1.0, 3.0])
 def test_a_restored_stream_admits_as_many_as_a_new_one_however_far_the_run_is(max_staleness):
-    """AReaL pull request 1345: after a resume the version counted as room, and 48 groups started where 8 may."""
+    """P117, AReaL pull request 1345: after a resume the version counted as room, and 48 groups started where 8 may."""
     config, engine = run_config(FullyAsyncConfig(max_staleness=max_staleness)), SimulatedEngine(exponential)
     stream = stream_of(config, engine)
-    stream.restore({"next_index": 100 * P + 3, "in_flight": [5, 7, 9], "trained": 100 * P, "dropped": {}})
+    settled = {"settled_below": 5, "settled_beyond": [6, 8, *range(10, 100 * P + 3)]}
+    in_flight = [5, 7, 9]
+    stream.restore({"next_index": 100 * P + 3, "in_flight": in_flight, "trained": 100 * P, "dropped": {}, **settled})
 
     async def main() -> None:
         async with stream:
             await asyncio.sleep(1000)
-            assert engine.requests[:4] == [5, 7, 9, 100 * P + 3]
+            assert engine.requests[:4] == [*in_flight, 100 * P + 3]
             assert len(engine.requests) == len(stream.in_flight) == config.max_admitted == (1 + max_staleness) * P
 
     simulate(main())
+
+
+def test_a_stream_that_goes_on_with_another_group_than_was_in_flight_fails_in_its_next_row():
+    """By hand: 8 trained + 1 in flight = 9, but 8 was in flight, and 4 is trained on already."""
+    stream = stream_of(run_config(ColocatedConfig()), SimulatedEngine(exponential))
+    settled = {"settled_below": 8, "settled_beyond": []}
+    stream.restore({"next_index": 9, "in_flight": [4], "trained": 8, "dropped": {}, **settled})
+    with pytest.raises(AssertionError, match="skipped: position 8; twice: position 4"):
+        stream.metrics()
 
 
 def test_a_state_survives_json_and_lists_what_was_in_flight_once():
@@ -553,7 +569,14 @@ def test_a_grade_that_hangs_delays_its_own_group_is_dropped_after_its_time_and_c
             groups = await stream.next_batch()
             assert asyncio.get_running_loop().time() == pytest.approx(61.0)
             assert stream.metrics()["rollout/dropped/reward_timeout"] == 1.0  # the numbers add up, it asserts
-            assert stream.state() == {"next_index": 9, "in_flight": [], "trained": 8, "dropped": {"reward_timeout": 1}}
+            assert stream.state() == {
+                "next_index": 9,
+                "in_flight": [],
+                "trained": 8,
+                "dropped": {"reward_timeout": 1},
+                "settled_below": 9,
+                "settled_beyond": [],
+            }
             return [group.group_id for group in groups]
 
     assert simulate(main()) == [0, 1, 2, 4, 5, 6, 7, 8]
