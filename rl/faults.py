@@ -104,7 +104,7 @@ def classify(reason: str, lines: Sequence[str] = (), *, has_host_killed: bool = 
     if _NO_TRACE.search(reason):
         if has_host_killed:
             return Fault(FaultClass.HOST_MEMORY, "the kernel's out-of-memory killer has ended a process meanwhile")
-        return Fault(FaultClass.SIGNAL, "no word and no exit code, as SIGKILL leaves it")
+        return Fault(FaultClass.SIGNAL, "no word and no exit code, as SIGKILL leaves it, or os._exit")
     return Fault(FaultClass.ERROR, _short(_last_statement(reason_lines)))
 
 

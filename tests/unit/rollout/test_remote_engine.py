@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
-from rl.faults import last_lines
+from rl.faults import headline, last_lines
 from rl.placement import ray_runtime
 from rl.placement.ray_runtime import actor_env, ensure_ray, set_driver_env, shutdown_ray
 from rl.protocols import EngineError
@@ -52,6 +53,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_user_has_set_wins_except_over_devices(monkeypatch: pytest.MonkeyPatch, no_settings: None):
+    """P158; in the processes of a real run: tests/integration/test_user_environment.py."""
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -196,6 +198,37 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_no_process(tmp_path: Pa
             await unknown.start()
 
     asyncio.run(run())
+    shutdown_ray()
+
+
+ENDS = {
+    "os.kill(os.getpid(), signal.SIGKILL)": "killed by a signal: no word and no exit code, as SIGKILL leaves it",
+    "os._exit(3)": "no word and no exit code, as SIGKILL leaves it, or os._exit",  # Ray does not see the 3
+    "sys.exit(3)": r"exit: .*exit code 3",
+    "raise ImportError('libcudart.so.12: cannot open shared object file')": "import error: ImportError: libcudart",
+}
+"""What the module of an engine does as it is imported -> what is said first."""
+
+
+@pytest.mark.slow
+def test_how_the_process_of_an_engine_ended_is_the_first_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """P155, of real processes; other texts: tests/unit/test_faults.py."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+
+    async def end_of(number: int, code: str) -> str:
+        (tmp_path / f"end_{number}.py").write_text(f"import os, signal, sys\nprint('on its way', flush=True)\n{code}\n")
+        config = LocalRolloutConfig(_target_=f"end_{number}.Engine")
+        engine = RemoteEngine(config, model_folder=tmp_path, device="cpu")
+        with pytest.raises(EngineError) as caught:
+            await engine.start()
+        return headline(caught.value)
+
+    async def run() -> list[str]:
+        return [await end_of(number, code) for number, code in enumerate(ENDS)]
+
+    for said, expected in zip(asyncio.run(run()), ENDS.values(), strict=True):
+        print(said)
+        assert re.search(expected, said.partition("\n")[0]), said
     shutdown_ray()
 
 
