@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from rl.config.algorithms import GRPOConfig
 from rl.config.schema import Dtype, FSDPConfig, MegatronConfig, OptimizerConfig, Packing, TrainerConfig
 from rl.protocols import EngineError, Trainer, WeightSource
+from rl.run_folder import Checkpoints, open_checkpoint
 from rl.trainer.group import TrainerGroup, TrainerRankError
 from rl.types import Prompt, Rollout, RolloutGroup, TrainBatch
 from rl.weights.inlet import WeightInlet
@@ -399,6 +400,29 @@ async def assert_equal_steps(one: Trainer, two: Trainer, seed: int) -> None:
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
     assert got["train/loss"] == pytest.approx(expected["train/loss"], abs=1e-6)
     assert got["train/lr"] == expected["train/lr"]
+
+
+@pytest.mark.slow
+async def test_eight_ranks_save_together_twenty_times_and_every_checkpoint_is_whole(tiny_qwen3, ray_cluster, tmp_path):
+    """P142: into one folder, each its own files, and what all share once. The last one is gone on from."""
+    trainer = group(tiny_qwen3, 8)
+    await trainer.start()
+    checkpoints = Checkpoints(tmp_path, keep_last=20)
+    for step in range(1, 21):
+        await checkpoints.save(step=step, state={"step": step}, trainer=trainer)
+    expected = await weights(trainer)
+    folders = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(folders) == 20
+    for step, folder in enumerate(folders, start=1):
+        saved = open_checkpoint(folder)  # refuses a damaged one
+        assert (saved.step, saved.state) == (step, {"step": step})
+        ranks = [path.name for path in saved.trainer_folder.glob("rng_*.pt")]
+        assert sorted(ranks) == [f"rng_{rank}.pt" for rank in range(8)]
+    await trainer.step(batch(8, 0, num_groups=8))
+    await trainer.load(open_checkpoint(tmp_path).trainer_folder)
+    loaded = await weights(trainer)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    await trainer.close()
 
 
 @pytest.mark.slow

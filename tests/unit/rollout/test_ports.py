@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import socket
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from rl.protocols import EngineCapabilities, EngineError
 from rl.rollout.engine import Engine
 from rl.rollout.ports import on_free_ports
+from rl.weights.collective import serve_store
 
 
 def said_by_torch(port: int) -> str:
@@ -63,6 +65,34 @@ def test_what_is_wrong_with_more_than_a_port_is_raised_at_once():
     with pytest.raises(EngineError, match="CUDA out of memory"):
         asyncio.run(on_free_ports("vLLM", starts))
     assert starts.num_calls == 1
+
+
+NUM_PROCESSES = 20
+
+
+def meet_at_once(start: Any, addresses: Any, end: Any) -> None:
+    """In a process of its own: a meeting point on a port that is held until all have theirs."""
+    start.wait()
+    store, address = serve_store("127.0.0.1")
+    addresses.put(address)
+    end.wait()
+    del store
+
+
+def test_twenty_processes_that_ask_for_a_port_at_once_have_one_each():
+    """Of those that are ours to choose: the kernel chooses, and the socket is the one that is listened on."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rl.weights.collective"])  # so that torch is loaded once
+    start, end, addresses = context.Barrier(NUM_PROCESSES), context.Event(), context.Queue()
+    processes = [context.Process(target=meet_at_once, args=(start, addresses, end)) for _ in range(NUM_PROCESSES)]
+    for process in processes:
+        process.start()
+    found = [addresses.get(timeout=100) for _ in processes]
+    end.set()
+    for process in processes:
+        process.join(timeout=100)
+    assert len(set(found)) == NUM_PROCESSES, found
+    assert [process.exitcode for process in processes] == [0] * NUM_PROCESSES
 
 
 class PortlessSampler:
