@@ -96,7 +96,10 @@ def test_every_step_has_a_digest_of_every_stage(runs: Path):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_digests_of_one_that_was_never_stopped(runs: Path, tmp_path: Path):
-    """As killed between the checkpoints of steps 1 and 2: the row of step 2 is set aside and made again."""
+    """As killed between the checkpoints of steps 1 and 2: the row of step 2 is set aside and made again.
+
+    P138: prompts and sampled tokens are the same, as everything after them.
+    """
     resumed = tmp_path / "resumed"
     shutil.copytree(runs / "first", resumed)
     shutil.rmtree(resumed / "checkpoints" / "step-000002")

@@ -1,4 +1,5 @@
-"""Whatever part of a real run fails, also while the loop waits for another: the run ends soon, and says which and how.
+"""Whatever part of a real run fails, also while the loop waits for another: the run ends soon, and says which and how
+(P119, P155). A tracker alone may fail: tests/unit/loggers/test_tracker.py.
 
 Each failure is brought about in a run that goes well. Ranks that die or hang in a step: test_faults.py.
 """

@@ -84,6 +84,7 @@ def ended(process: subprocess.Popen, limit_s: float) -> tuple[str, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_rank_killed_in_the_middle_of_a_step_is_named_and_resume_continues_bitwise(warm_model: Path, tmp_path: Path):
+    """P123, P137, P155: no step is asked for twice; a resume does what is missing, and the weights take each once."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_ok(*words_for(warm_model, whole), cwd=tmp_path)
     with run_in_step(words_for(warm_model, killed), killed, tmp_path, step=3) as (process, victim):

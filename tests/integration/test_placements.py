@@ -25,6 +25,10 @@ CURVES = (
     "train/loss",
     "eval/arithmetic/greedy",
     "staleness/max",
+    "policy_version",
+    "prompts_trained",
+    "tokens_trained",
+    "rollout/groups_trained",
 )
 STEPS = 6
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +62,10 @@ def words_for(model: Path, folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_at_staleness_0_every_placement_gives_the_same_weights_over_sampled_or_not(warm_model: Path, tmp_path: Path):
-    """To the bit, with the local engine, whose samples depend on nothing but weights, prompt and seed."""
+    """To the bit, with the local engine, whose samples depend on nothing but weights, prompt and seed.
+
+    P125: a step is as many prompts, updates and publishes in each.
+    """
     curves, digests = [], []
     over_sampled = "stream.oversample=2.5"  # which the command refuses: without a filter it is only work
     for number, words in enumerate((COLOCATED, ON_POLICY, (*COLOCATED, over_sampled), (*ON_POLICY, over_sampled))):

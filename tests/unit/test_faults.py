@@ -1,4 +1,4 @@
-"""Texts as processes of torch, Ray, NCCL, gloo and Linux leave them."""
+"""Texts as processes of torch, Ray, NCCL, gloo and Linux leave them, and what is said of them first (P155)."""
 
 from __future__ import annotations
 

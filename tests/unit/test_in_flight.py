@@ -448,6 +448,8 @@ def test_an_evaluation_that_fails_ends_the_run_and_no_row_is_lost():
 
 @pytest.mark.parametrize(("in_flight", "pause"), [(mode, PAUSE_MODES[mode]) for mode in MODES])
 def test_a_publish_stops_the_requests_before_the_weights_and_lets_them_go_after_them(in_flight, pause):
+    """P122; what a pause or an update is broken off by, in any order: tests/unit/rollout/test_engine_races.py."""
+
     async def main() -> list[str]:
         engine: Any = Recorder(Engine(TimedSampler()))
         trainer: Any = TimedTrainer()

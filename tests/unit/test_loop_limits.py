@@ -1,4 +1,4 @@
-"""What the loop waits for has an end: by a limit, or by the error of a part that it does not wait for."""
+"""What the loop waits for has an end: by a limit (P118), or by the error of a part that it does not wait for (P119)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ async def test_a_save_that_fails_leaves_the_older_checkpoint_and_nothing_that_lo
 async def test_a_disk_that_fills_at_any_write_leaves_the_old_checkpoint_to_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every call that takes room or changes a name fails once, in turn; the last round fails nowhere."""
+    """P134. Every call that takes room or changes a name fails once, in turn; the last round fails nowhere."""
     calls = {"made": 0, "fails_at": -1}
 
     def failing(original: Any) -> Any:
@@ -128,6 +128,8 @@ async def test_a_disk_without_room_is_refused_before_anything_is_written(
 async def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
+    """P141"""
+
     def refuse(path: Path, **_: Any) -> None:
         raise OSError(errno.EBUSY, "in use", str(path))
 
@@ -185,8 +187,25 @@ async def test_a_folder_in_which_no_checkpoint_is_whole_is_refused_every_time(tm
             checkpoints.newest()
 
 
+async def test_of_a_complete_a_cut_and_an_empty_folder_the_complete_one_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """P135"""
+    checkpoints = Checkpoints(tmp_path, keep_last=9)
+    await save(checkpoints, 10, 20)
+    weights = tmp_path / "checkpoints" / "step-000020" / "trainer" / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:3])
+    (tmp_path / "checkpoints" / "step-000030").mkdir()
+    newest = checkpoints.newest()
+    assert newest is not None and newest.step == 10
+    said = capsys.readouterr().out
+    assert "step-000030 is damaged (manifest.json is missing): passed over" in said
+    assert "step-000020 is damaged (trainer/weights.bin has 3 bytes instead of 7): passed over" in said
+
+
 @pytest.mark.parametrize("victim", ["manifest.json", "state.json", "trainer/weights.bin"])
 async def test_a_missing_file_is_damage(victim: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """P137: no state is left out in silence."""
     checkpoints = Checkpoints(tmp_path, keep_last=2)
     await save(checkpoints, 3, 6)
     (tmp_path / "checkpoints" / "step-000006" / victim).unlink()

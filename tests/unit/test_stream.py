@@ -508,6 +508,7 @@ def failing_on(is_failing: Callable[[int], bool]) -> SimulatedTask:
 
 
 def test_a_failed_grade_drops_the_group_and_is_counted():
+    """P121: one group in twenty fails; the counts of every row add up."""
     engine = SimulatedEngine(exponential)
     task = failing_on(lambda group_id: group_id % 20 == 3)
     stream = stream_of(run_config(ColocatedConfig()), engine, task=task)
@@ -623,6 +624,7 @@ class RefusingEngine(SimulatedEngine):
 
 
 def test_a_group_that_a_living_engine_fails_on_is_asked_for_again_and_trained_on():
+    """P121: it is whole again; one that keeps failing is dropped and counted, below."""
     engine = RefusingEngine(exponential, lambda group_id: REQUEST_RETRIES if group_id == 5 else 0)
     stream = stream_of(run_config(ColocatedConfig()), engine)
 
@@ -677,6 +679,7 @@ def test_an_engine_that_died_or_is_unfit_is_not_asked_again(error):
 
 
 def test_a_stall_names_the_groups_that_are_waited_for():
+    """P118: the wait for a batch has a limit, and says what it was for."""
     engine = SimulatedEngine(lambda group_id: 1e6 if group_id in (2, 5) else 1.0)
     stream = stream_of(run_config(ColocatedConfig()), engine)
     with pytest.raises(StreamError, match=r"10000 s \(stream.stall_timeout_s\).*had 6; in flight: \[2, 5\]"):

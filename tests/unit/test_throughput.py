@@ -1,4 +1,4 @@
-"""Rates of a step, over all GPUs and over those that train."""
+"""Rates of a step, over all GPUs of the run and over those that train (P125)."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ def test_the_final_status_says_that_the_run_failed():
 
 
 def test_a_tracker_that_raises_neither_stops_nor_slows_and_warns_in_two_lines(caplog):
+    """P119: metrics.jsonl is the source of truth; without a tracker a run goes on, and says so."""
     tracker = AlwaysRaises(retry_s=0.01)
     with caplog.at_level(logging.WARNING):
         assert log_100_steps(tracker) < 1.0

@@ -38,6 +38,8 @@ def test_the_trainer_starts_and_leaves_before_the_engine_sizes_its_cache():
 
 
 def test_the_trainer_moves_in_when_the_engine_sleeps_and_out_before_the_engine_has_its_cache_again():
+    """P122: what still runs ends before the engine sleeps."""
+
     async def main() -> list[str]:
         placement, calls = recorded_placement()
         await placement.start()

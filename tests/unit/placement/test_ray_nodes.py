@@ -34,7 +34,7 @@ def test_an_engine_has_neighbouring_gpus_of_one_machine():
 
 
 def test_gpus_are_counted_as_numbers_and_go_by_the_machines_own_names():
-    """THUDM/slime pull request 2246: as text, 10 comes before 2."""
+    """P159: as text, 10 comes before 2."""
     machine = Machine("a", ("2", "3", "10", "11"))
     assert [seat.env for seat in seats_on([machine], first=0, count=4)] == [devices(n) for n in (2, 3, 10, 11)]
 

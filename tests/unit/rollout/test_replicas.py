@@ -244,6 +244,7 @@ async def test_what_waits_for_a_resume_goes_out_in_order_and_to_the_least_loaded
 
 
 async def test_a_dead_engines_groups_go_to_others_and_what_came_is_not_asked_for_again():
+    """P118, P121: a lost engine is replaced, and its groups come whole."""
     table = await Table(2).start()
     await table.ask(4, 1)
     table.hands[0].finish(0, 2, 0)

@@ -8,6 +8,7 @@ from rl.tasks.order import named_seed, row_at
 
 
 def test_every_epoch_visits_every_row_once_in_an_order_of_its_own():
+    """P118: the order has no end at which anybody could wait."""
     epochs = [[row_at(7, epoch * 10 + place, num_rows=10) for place in range(10)] for epoch in range(6)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 6

@@ -348,6 +348,7 @@ def test_bfloat16_computes_on_float32_masters(tiny_qwen3):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny_qwen3, tmp_path, recompute):
+    """P137, by hand: six steps, and three, a resume, three; losses, rates and weights."""
     optimizer = {"lr_warmup_updates": 5, "schedule": Schedule.cosine}
 
     def run_steps(of: FSDPTrainer, seeds: range) -> list[dict[str, float]]:
