@@ -68,7 +68,7 @@ class Accounting:
             self.settled_below += 1
 
     def problems(self, in_flight: Sequence[int]) -> list[str]:
-        """Why trained, dropped and in flight are not the first `started` positions, each once. None: they are."""
+        """Why trained, dropped and in flight are not the first `started` positions, each once. Empty: they are."""
         num_done = self.trained + self.dropped.total()
         num_settled = self.settled_below + len(self.settled_beyond)
         places = Counter([*in_flight, *self.settled_beyond])

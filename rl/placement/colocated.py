@@ -75,6 +75,7 @@ class _Residency:
         self.has_published = False
 
     async def publish(self, version: int) -> PublishStats:
+        await self._trainer.release_cache()  # what the step's activations took, or the weights find no room
         await self._engine.wake_weights()
         stats = await publish_weights(self._trainer, self._engine, version=version, transport=self._transport)
         self.has_published = True

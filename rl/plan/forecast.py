@@ -131,9 +131,9 @@ def planned_metrics(config: RunConfig) -> dict[str, float]:
     planned: dict[str, float] = {}
     if not found.sizes.device.is_cpu:
         planned["plan/memory/gpu_peak_gib"] = trainer_gib(found.sizes)
-        measured = {"train": "train", "publish": "publish"}
-        if found.sizes.sharing is Sharing.turns:  # else the trainer's GPUs know no other phase
-            measured |= {"wake": "wake", "generate": "wait_for_batch"}
+        measured = {"train": "train"}
+        if found.sizes.sharing is Sharing.turns:  # else the trainer's allocator keeps what it took to train
+            measured |= {"publish": "publish", "wake": "wake", "generate": "wait_for_batch"}
         for phase in found.phases:
             if phase.name in measured:
                 planned[f"plan/memory/gpu_{measured[phase.name]}_gib"] = phase.gib

@@ -143,6 +143,9 @@ class TrainerGroup:
     async def device_uses(self) -> list[list[DeviceUse]]:
         return await self._all("device_uses")
 
+    async def release_cache(self) -> None:
+        await self._all("release_cache")
+
     async def offload(self) -> None:
         await self._all("offload")
 

@@ -354,10 +354,13 @@ class PolicyRank(ABC, Generic[PolicyModule]):
         """Of the fp32 masters of this rank, as they lie."""
         return tensors_digest(_local(master) for master in self.masters.parameters())
 
-    def offload(self) -> None:
-        self._move(torch.device("cpu"))
+    def release_cache(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def offload(self) -> None:
+        self._move(torch.device("cpu"))
+        self.release_cache()
 
     def onload(self) -> None:
         self._move(self.device)

@@ -207,6 +207,7 @@ async def test_an_engine_that_does_not_come_is_an_error_and_no_ranks_death(train
 async def test_offload_and_onload_change_nothing(trainer):
     await trainer.step(batch(trainer.num_ranks, 0))
     before = await weights(trainer)
+    await trainer.release_cache()
     await trainer.offload()
     await trainer.onload()
     after = await weights(trainer)

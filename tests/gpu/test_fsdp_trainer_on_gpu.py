@@ -92,6 +92,16 @@ def test_offload_frees_the_gpu_and_onload_brings_the_same_back(tiny_qwen3, compu
     assert step(moved, 1).metrics["train/loss"] == pytest.approx(step(stayed, 1).metrics["train/loss"], abs=1e-5)
 
 
+def test_what_the_allocator_keeps_of_a_step_can_be_given_to_the_engine(tiny_qwen3):
+    rank = trainer(tiny_qwen3, "cuda")
+    activations = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    del activations
+    kept = torch.cuda.memory_reserved()
+    rank.release_cache()
+    assert kept - torch.cuda.memory_reserved() >= 2**30
+    assert step(rank).num_updates == 2
+
+
 def test_resume_on_a_gpu_goes_on_as_before(tiny_qwen3, tmp_path):
     run = trainer(tiny_qwen3, "cuda", compute_dtype=Dtype.bfloat16)
     step(run, 0)

@@ -20,6 +20,8 @@ from tests.unit.test_in_flight import TimedSampler, TimedTrainer
 class MovingTrainer(TimedTrainer):
     async def onload(self) -> None: ...
 
+    async def release_cache(self) -> None: ...
+
     async def offload(self) -> None: ...
 
 
@@ -54,6 +56,7 @@ def test_the_trainer_moves_in_when_the_engine_sleeps_and_out_before_the_engine_h
         "engine.sleep",
         "trainer.onload",
         "trains",
+        "trainer.release_cache",  # what it kept of the training would be lacking for
         "engine.wake_weights",  # which it is to be given; its cache waits
         "trainer.manifest",
         "engine.open_update",

@@ -88,7 +88,7 @@ def test_where_nothing_was_predicted_the_measured_value_stands_alone():
         ),
         (
             ["experiment=qwen2_5_math_7b_dapo_fully_async"],
-            {"plan/memory/gpu_peak_gib", "plan/memory/gpu_train_gib", "plan/memory/gpu_publish_gib"}
+            {"plan/memory/gpu_peak_gib", "plan/memory/gpu_train_gib"}
             | {"plan/time/step_s", "plan/time/train_s", "plan/time/publish_s"},
         ),
         (
