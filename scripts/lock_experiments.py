@@ -22,7 +22,7 @@ from rl.config.compose import compose_run_config
 from rl.config.evidence import evidence_of
 from rl.config.load import to_plain
 from rl.config.lock import config_digest, deciding_settings
-from rl.config.published import ClaimConfig, PublishedConfig, Statistic
+from rl.config.published import ClaimConfig, PublishedConfig, Statistic, is_of_source
 from rl.config.register import experiment_files
 from rl.config.schema import RunConfig
 
@@ -38,10 +38,10 @@ README_HEAD = """\
 
 Written by `python scripts/lock_experiments.py` from the experiments' own files; do not edit.
 
-`rl experiment=NAME` runs one. Its run is tagged `published` if its settings are those of `resolved/NAME.yaml`, else
-`modified`, with the settings that differ in its start and in provenance.json. Tolerances are ours: no source gives one.
-"Derived" figures were not measured where they are claimed. Each setting that differs from a default has one of three
-kinds of evidence, in the experiment's file: the source says it, it is assumed, or we deviate.
+`rl experiment=NAME` runs one. Its run is tagged `published` if its settings are those of `resolved/NAME.yaml` and the
+source speaks of its hardware, else `modified`, with what differs in its start and in provenance.json. Tolerances are
+ours: no source gives one. "Derived" figures were not measured where they are claimed. Each setting that differs from a
+default has one of three kinds of evidence, in the experiment's file: the source says it, it is assumed, or we deviate.
 """
 
 PENDING = "pending"
@@ -98,15 +98,16 @@ def _section(name: str, config: RunConfig, published: PublishedConfig) -> Iterat
     yield "|---|---|---|---|---|---|"
     digest = config_digest(to_plain(config))
     for key, claim in published.claims.items():
-        told = [_result_cells(result, key, digest) for result in results if key in result.claims]
+        told = [_result_cells(result, key, published, digest) for result in results if key in result.claims]
         for cells in told or [f" | {PENDING} |  | "]:
             yield f"| {_what(key, claim)} | {_published(claim)} | {cells} |"
     yield ""
 
 
-def _result_cells(result: Result, key: str, digest: str) -> str:
+def _result_cells(result: Result, key: str, published: PublishedConfig, digest: str) -> str:
     claim = result.claims[key]
-    modified = "" if result.config_digest == digest else " (modified)"
+    is_published = result.config_digest == digest and is_of_source(published, result.hardware)
+    modified = "" if is_published else " (modified)"
     hardware = f"{result.num_gpus} GPUs of `{result.hardware}`" if result.num_gpus else f"`{result.hardware}`"
     return f"{claim.ours:.4g} (seed {result.seed}) | {claim.verdict}{modified} | {hardware} | {result.gpu_hours:,.0f}"
 

@@ -13,13 +13,16 @@ import yaml
 
 from rl.config.flat import ABSENT, differing, flat
 from rl.config.load import to_plain
-from rl.config.published import origin_on
+from rl.config.published import is_of_source, origin_on
 from rl.config.register import package_folder
 from rl.config.schema import RunConfig
 
 LINES_SHOWN = 12
 """Of settings that differ."""
 
+HARDWARE_NAME = "hardware.name"
+"""In no lock, because the host decides nothing; but a source speaks of some cards, and not of each that is set up
+alike."""
 _NOT_SETTINGS = ("logger", "output_dir", "clean", "mode", "published", "plan", "ray")
 _FACTS = {
     "hardware": (
@@ -82,8 +85,11 @@ def published_status(config: RunConfig) -> PublishedStatus | None:
         return None
     locked = flat(yaml.safe_load(lock_file(config.experiment).read_text(encoding="utf-8")))
     ours = flat(deciding_settings(to_plain(config)))
-    changed = differing(locked, ours)
-    return PublishedStatus({key: _without_absent(pair) for key, pair in changed.items()})
+    changed = {key: _without_absent(pair) for key, pair in differing(locked, ours).items()}
+    hardware = config.hardware.name
+    if not is_of_source(config.published, hardware):
+        changed[HARDWARE_NAME] = (config.published.measured_on, hardware)
+    return PublishedStatus(changed)
 
 
 def _without_absent(pair: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -111,7 +117,9 @@ def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[s
     if len(others) > LINES_SHOWN:
         lines.append(f"  and {len(others) - LINES_SHOWN} more, see provenance.json")
     if of_hardware:
-        lines.append(f"  hardware={config.hardware.name}: {len(of_hardware)} of its architecture and environment")
+        of_platform = len(set(of_hardware) - {HARDWARE_NAME})
+        what = f"{of_platform} of its architecture and environment" if of_platform else "its source speaks of no such"
+        lines.append(f"  hardware={config.hardware.name}: {what}")
     return lines + _claim_lines(config)
 
 

@@ -111,6 +111,11 @@ class PublishedConfig:
     happens instead. Each is a deviation."""
 
 
+def is_of_source(published: PublishedConfig, hardware: str) -> bool:
+    """Whether the source speaks of the hardware option of that name: it measured there, or argues that it would."""
+    return hardware == published.measured_on or hardware in published.carried_over
+
+
 def origin_on(published: PublishedConfig, claim: ClaimConfig, hardware: str) -> ClaimOrigin | None:
     """What a claim is on the hardware option of that name. None: a speed, of which the source says nothing there."""
     if hardware == published.measured_on or not claim.metric.startswith(SPEED_METRICS):

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rl.comparison.verdict import keys_that_matter
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
 from rl.config.compose import checked_run_config
 from rl.config.flat import flat
 from rl.config.load import to_plain
 from rl.config.lock import PublishedStatus, deciding_settings, lock_file, published_lines, published_status
+from rl.config.published import ClaimConfig
 from rl.config.register import experiment_files, package_folder
 from rl.config.schema import ConfigError, Mode, RunConfig, WandbLoggerConfig
 from rl.loggers.facts import run_facts
@@ -155,6 +157,21 @@ def test_on_the_hardware_that_a_source_argues_about_every_claim_is_derived():
     assert second.strip().startswith("every claim is derived on mi355xx8: the blog argues")
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_math_7b_dapo_colocated", "qwen2_5_math_7b_dapo_fully_async"])
+def test_a_card_that_no_source_speaks_of_makes_a_run_modified_though_it_is_set_up_alike(name: str):
+    """An MI325X has the architecture and the environment of the MI300X that the runs were published of."""
+    config = config_of(f"experiment={name}", "hardware=mi325xx8", "hardware.nodes=4")
+    status = published_status(config)
+    assert status is not None and status.tag == "modified"
+    assert status.changed == {"hardware.name": ("mi300xx8", "mi325xx8")}
+    first, second, third = lines_of(config)
+    assert first == f"modified: 1 setting is not that locked for {name}"
+    assert second == "  hardware=mi325xx8: its source speaks of no such"
+    assert "not comparable on mi325xx8, because they are about speed: step_time_median" in third
+    learning = ClaimConfig(metric="eval/dapo_aime_2024/published/avg@32", last_step=1)
+    assert keys_that_matter(learning, list(status.changed)) == []
+
+
 def test_a_lock_holds_what_decides_and_nothing_of_the_host():
     locked = yaml.safe_load(lock_file(NAME).read_text(encoding="utf-8"))
     assert not {"logger", "output_dir", "mode", "clean", "published", "ray"} & set(locked)
@@ -189,12 +206,14 @@ def test_a_result_is_shown_beside_its_claim_and_one_of_other_settings_is_marked(
     digest = lock.config_digest(lock_experiments.to_plain(config))
     on_own = {"seed": 0, "config_digest": digest, "hardware": "mi350xx8", "num_gpus": 8, "gpu_hours": 41.6}
     on_other = {"seed": 1, "config_digest": "other", "hardware": "h200x8", "num_gpus": 8, "gpu_hours": 52.0}
+    alike = {"seed": 2, "config_digest": digest, "hardware": "mi325xx8", "num_gpus": 8, "gpu_hours": 41.6}
     (tmp_path / "results").mkdir()
     file = tmp_path / "results" / f"{NAME}.yaml"
-    file.write_text(yaml.safe_dump([entry | one | {"claims": claims} for one in (on_own, on_other)]))
+    file.write_text(yaml.safe_dump([entry | one | {"claims": claims} for one in (on_own, on_other, alike)]))
     rows = [row for row in lock_experiments.readme_text({NAME: config}).splitlines() if "`gsm8k_peak`" in row]
     assert rows[0].endswith("| 0.956 +- 0.012 | 0.9512 (seed 0) | reproduced | 8 GPUs of `mi350xx8` | 42 |")
     assert rows[1].endswith("| 0.9512 (seed 1) | reproduced (modified) | 8 GPUs of `h200x8` | 52 |")
+    assert rows[2].endswith("| 0.9512 (seed 2) | reproduced (modified) | 8 GPUs of `mi325xx8` | 42 |")
     file.write_text(yaml.safe_dump([entry | on_own | {"claims": {"gsm8k_peek": claims["gsm8k_peak"]}}]))
     with pytest.raises(ConfigError, match="gsm8k_peek: the experiment makes no such claim"):
         lock_experiments.readme_text({NAME: config})
