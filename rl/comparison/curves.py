@@ -132,15 +132,28 @@ def join_rows(rows: Sequence[Row], metric: str, count: int) -> list[Row]:
     trained = [row for row in rows if row["step"] > 0]
     for first in range(0, len(trained) - count + 1, count):
         members = trained[first : first + count]
-        values = [row[metric] for row in members if row.get(metric) is not None]
-        reduced = {
-            Reduction.SUM: sum,
-            Reduction.MAX: max,
-            Reduction.LAST: lambda values: values[-1],
-            Reduction.MEAN: lambda values: sum(values) / len(values),
-        }[reduction]
-        joined.append({**members[-1], metric: reduced(values) if values else None})
+        valued = [row for row in members if row.get(metric) is not None]
+        joined.append({**members[-1], metric: _joined(valued, metric, reduction) if valued else None})
     return joined
+
+
+def _joined(rows: Sequence[Row], metric: str, reduction: Reduction) -> float:
+    """One value of rows that all have one. Raises NotComparable for rates over an unknown time."""
+    values = [row[metric] for row in rows]
+    match reduction:
+        case Reduction.SUM:
+            return sum(values)
+        case Reduction.MAX:
+            return max(values)
+        case Reduction.LAST:
+            return values[-1]
+        case Reduction.MEAN:
+            return sum(values) / len(values)
+        case Reduction.RATE:
+            if any(row.get("time/step_s") is None for row in rows):
+                raise NotComparable(f"{metric} of several rows needs time/step_s of each, and one has none")
+            times = [row["time/step_s"] for row in rows]
+            return sum(value * time for value, time in zip(values, times, strict=True)) / sum(times)
 
 
 def reduction_of(metric: str) -> Reduction:

@@ -67,7 +67,7 @@ class ClaimConfig:
     """Of the window, included. None: the run's last."""
     rows_per_step: int = 1
     """Rows of metrics.jsonl that hold what one step of the source holds; joined, before the statistic is taken, as the
-    metric's reduction says (rl/loggers/names.py): times are added, shares averaged."""
+    metric's reduction says (rl/loggers/names.py): times are added, shares averaged, rates taken over all the time."""
     value: float = 0.0
     unit: str = ""
     versus: str | None = None

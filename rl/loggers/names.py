@@ -21,6 +21,8 @@ class Reduction(StrEnum):
     MAX = "max"
     SUM = "sum"
     LAST = "last"
+    RATE = "rate"
+    """Something counted over the step's wall time, `time/step_s`: of several steps, all of it over all of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,30 @@ METRICS: tuple[Metric, ...] = (
         (0.0, 0.0),
         Reduction.SUM,
     ),
-    Metric("rollout/tokens_per_s", "tokens/s", "response tokens of the batch over the wall time of the step"),
-    Metric("throughput/prompts_per_s", "prompts/s", "prompts trained on over the wall time of the step"),
+    Metric(
+        "rollout/tokens_per_s",
+        "tokens/s",
+        "response tokens of the batch over the wall time of the step",
+        reduction=Reduction.RATE,
+    ),
+    Metric(
+        "throughput/prompts_per_s",
+        "prompts/s",
+        "prompts trained on over the wall time of the step",
+        reduction=Reduction.RATE,
+    ),
     Metric(
         "throughput/tokens_per_s_per_gpu",
         "tokens/s/GPU",
         "tokens of prompts and answers over the wall time of the step and all GPUs of trainer and engines",
+        reduction=Reduction.RATE,
     ),
-    Metric("throughput/tokens_per_s_per_training_gpu", "tokens/s/GPU", "the same over the GPUs of the trainer alone"),
+    Metric(
+        "throughput/tokens_per_s_per_training_gpu",
+        "tokens/s/GPU",
+        "the same over the GPUs of the trainer alone",
+        reduction=Reduction.RATE,
+    ),
     Metric(
         "throughput/mfu",
         "fraction",

@@ -98,6 +98,18 @@ def test_modes_with_steps_of_unequal_data_are_compared_per_prompt_or_per_token(c
     assert asynchronous.steps == 4 * colocated.steps == 1600  # 204,800 prompts either way
 
 
+def test_what_a_source_logs_once_a_publish_is_compared_with_as_many_rows(configs):
+    """verl's trainer logs what it trains on once a parameter sync; an evaluation belongs to a single row."""
+    for name in ("qwen2_5_math_7b_dapo_fully_async", "qwen3_5_35b_a3b_grpo_fully_async"):
+        every = configs[name].placement.publish_every
+        assert every == 4
+        for key, claim in configs[name].published.claims.items():
+            expected = 1 if claim.metric.startswith("eval/") else every
+            assert claim.rows_per_step == expected, f"{name} {key}"
+            for step in (claim.first_step and claim.first_step - 1, claim.last_step):
+                assert step is None or step % every == 0, f"{name} {key}: the window ends within a step of the source"
+
+
 @pytest.mark.parametrize(
     ("metric", "hardware", "expected"),
     [

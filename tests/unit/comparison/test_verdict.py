@@ -114,6 +114,20 @@ def test_rows_are_joined_as_their_metric_is_reduced():
     assert statistic(claim, run([1, 2, 3, 4, 5], "time/step_s")) == 5.0
 
 
+def test_rates_of_several_rows_are_all_that_was_done_over_all_the_time():
+    """128 prompts in 40, 40, 40 and 99 s, where a publish comes fourth: 512 in 219 s, not the mean of four rates."""
+    metric, times = "throughput/prompts_per_s", [40.0, 40.0, 40.0, 99.0]
+    ours = run([128 / seconds for seconds in times], metric)
+    for row, seconds in zip(ours.rows, times, strict=True):
+        row["time/step_s"] = seconds
+    claim = of(metric, "median", rows_per_step=4)
+    assert statistic(claim, ours) == pytest.approx(512 / 219)
+    del ours.rows[2]["time/step_s"]
+    assert judge_one(claim, ours).verdict == "not comparable"
+    with pytest.raises(NotComparable, match=r"throughput/prompts_per_s of several rows needs time/step_s of each"):
+        statistic(claim, ours)
+
+
 @pytest.mark.parametrize(
     ("ours", "verdict"),
     [
