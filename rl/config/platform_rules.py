@@ -73,25 +73,26 @@ def _device_variables(platform: Platform) -> Iterator[str]:
 
 
 def _expandable_segments(platform: Platform) -> Iterator[str]:
-    """P: expandable segments conflict with custom all-reduce. vLLM's sleep keeps a memory pool, which PyTorch refuses
-    to have in them."""
+    """vLLM's sleep keeps a memory pool, which PyTorch refuses to have in expandable segments. SGLang's is by
+    torch_memory_saver, which with PYTORCH_CUDA_ALLOC_CONF does not start and with the other names frees nothing (its
+    #24 and #25). Nor has such memory a handle for an engine's own all-reduce (P, vllm#42609, ROCm/aiter#4174), which
+    works without them, under ROCm too."""
     rollout = platform.config.backend.rollout
     found = [name for name in ALLOCATOR_VARIABLES if "expandable_segments:true" in _value(platform, name).lower()]
     if not found or not isinstance(rollout, ServerRolloutConfig):
         return
-    what = f"{found[0]}={platform.engine_env[found[0]]} in the engine's process"
-    remedy = (
-        f"Unset it, or keep it to the trainer's: hardware.rollout_env.{found[0]}=expandable_segments:False, and where "
-        f"trainer and engine share a process hardware.trainer_env.{found[0]}=expandable_segments:False, too."
-    )
-    if isinstance(rollout, VLLMRolloutConfig):
-        yield f"{what}: vLLM cannot put memory to sleep that lies in expandable segments. {remedy}"
+    engine = "vLLM" if isinstance(rollout, VLLMRolloutConfig) else "SGLang"
+    why = f"{engine} cannot put memory to sleep that lies in expandable segments"
     if rollout.tensor_parallel > 1 and rollout.custom_all_reduce:
-        yield (
-            f"{what}: with backend.rollout.tensor_parallel={rollout.tensor_parallel} the engine's own all-reduce "
-            "cannot share memory that lies in expandable segments. Set backend.rollout.custom_all_reduce=false. "
-            f"{remedy}"
+        why += (
+            f", and with backend.rollout.tensor_parallel={rollout.tensor_parallel} its own all-reduce "
+            "(backend.rollout.custom_all_reduce) cannot share it"
         )
+    yield (
+        f"{found[0]}={platform.engine_env[found[0]]} in the engine's process: {why}. Unset it, or keep it to the "
+        f"trainer's: hardware.rollout_env.{found[0]}=expandable_segments:False, and where trainer and engine share a "
+        f"process hardware.trainer_env.{found[0]}=expandable_segments:False, too."
+    )
 
 
 def _sglang_attention(platform: Platform) -> Iterator[str]:

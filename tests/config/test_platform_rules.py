@@ -49,15 +49,27 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
         {"CUDA_VISIBLE_DEVICES": "0"},
         r"ROCR_VISIBLE_DEVICES=1 .*hardware\.rollout_env",
     ),
-    # Expandable segments: not where vLLM sleeps, nor with an engine's own all-reduce.
-    (VLLM, {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE}, {}, r"PYTORCH_ALLOC_CONF=.*cannot put memory to sleep.*Unset it"),
+    # Expandable segments: not where an engine sleeps, nor with its own all-reduce.
+    (
+        VLLM,
+        {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE},
+        {},
+        r"PYTORCH_ALLOC_CONF=.*vLLM cannot put memory to sleep.*Unset",
+    ),
     (VLLM, {}, {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64,{EXPANDABLE}"}, r"PYTORCH_CUDA_ALLOC_CONF=.*sleep"),
     (
         SGLANG,
         {f"{ENV}.PYTORCH_HIP_ALLOC_CONF": EXPANDABLE, f"{ENGINE}.custom_all_reduce": True},
         {},
-        r"PYTORCH_HIP_ALLOC_CONF=.*tensor_parallel=2.*custom_all_reduce=false",
+        r"PYTORCH_HIP_ALLOC_CONF=.*SGLang cannot.*tensor_parallel=2 its own all-reduce .*custom_all_reduce.* share it",
     ),
+    (
+        SGLANG,
+        {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE},
+        {},
+        r"PYTORCH_ALLOC_CONF=.*SGLang cannot .* segments\. Unset it",
+    ),
+    (SGLANG, {f"{ENGINE}.tensor_parallel": 1}, {"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}, r"SGLang cannot put memory to"),
     # SGLang's attention under ROCm.
     (SGLANG, {f"{ENGINE}.attention_backend": None}, {}, r"attention_backend=null with SGLang on gfx950.*=triton"),
     (SGLANG, {f"{ENGINE}.attention_backend": "aiter"}, {}, r"attention_backend=aiter with SGLang on gfx950.*=triton"),
@@ -87,7 +99,9 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("experiment=qwen3_5_35b_a3b_grpo_colocated", {}, {}),
     (SGLANG, {}, {"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}),
     (SGLANG, {}, {"ROCR_VISIBLE_DEVICES": "0,1"}),
-    (SGLANG, {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE}, {}),  # it does not use an all-reduce of its own
+    # An all-reduce of the engine's own works under ROCm: what it fails with is expandable segments.
+    (SGLANG, {f"{ENGINE}.custom_all_reduce": True}, {}),
+    (VLLM, {f"{ENGINE}.custom_all_reduce": True}, {}),
     (VLLM, {f"{ENV}.PYTORCH_ALLOC_CONF": "expandable_segments:False"}, {}),
     (VLLM, {"hardware.trainer_env.PYTORCH_ALLOC_CONF": EXPANDABLE}, {}),  # in processes of its own
     (SGLANG, {}, {"SGLANG_ATTENTION_BACKEND": "triton"}),
