@@ -510,7 +510,7 @@ def check_positions(config: RunConfig) -> None:
                 f"task.max_prompt_tokens={task.max_prompt_tokens} and task.{name}.max_new_tokens="
                 f"{sampling.max_new_tokens} make {longest:,} tokens, and {config.model.path} has {limit:,} positions: "
                 "the longest prompt and its longest answer must fit them. Lower one of the two, or give the model more "
-                "positions (model.hf_overrides.max_position_embeddings)."
+                "positions (model.hf_overrides.max_position_embeddings; of longrope those before it stretches count)."
             )
 
 

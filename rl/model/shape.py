@@ -11,6 +11,7 @@ from typing import Any
 
 from rl.config.schema import ConfigError
 from rl.config.shape import ModelShape
+from rl.model.positions import max_positions
 
 _QKV_BIAS = {"qwen2"}
 """Model types whose q, k and v projections have biases although no key of the config says so."""
@@ -29,9 +30,6 @@ SIZE_KEYS = {
     "linear_conv_kernel_dim",
 }
 """Keys of config.json that a shape depends on."""
-POSITIONS_KEY = "max_position_embeddings"
-_STRETCHED = ("linear", "dynamic")
-"""Kinds of rotary positions whose `factor` some engines multiply the positions with, and others do not."""
 _NOT_COUNTED = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -85,23 +83,6 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     )
     num_params = shape.counted_params() if _is_counted(shape, text, model_type) else None
     return replace(shape, num_params=num_params, max_positions=max_positions(text))
-
-
-def max_positions(text: Mapping[str, Any]) -> int | None:
-    """Of a config.json's text part. None: it does not say, or engines differ about it.
-
-    Raises ConfigError where it says something else than a number of positions.
-    """
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in _STRETCHED:
-        return None
-    value = text.get(POSITIONS_KEY)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(
-            f"{POSITIONS_KEY}={value!r:.60}, of config.json or model.hf_overrides, must be a whole number of tokens, "
-            "at least 1."
-        )
-    return value
 
 
 def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:

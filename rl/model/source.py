@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import HUB_ID, ConfigError, ModelConfig
 from rl.config.shape import ModelShape
-from rl.model.shape import POSITIONS_KEY, SIZE_KEYS, max_positions, params_in_files, read_config_json, shape_of
+from rl.model.positions import POSITIONS_KEY, ROPE_KEYS, check_stretch, max_positions
+from rl.model.shape import SIZE_KEYS, params_in_files, read_config_json, shape_of
 from rl.protocols import Task
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class HuggingFaceModel:
         values = read_config_json(folder)
         if config.shape is not None:
             _check_shape(config.shape, shape_of(values), folder)
+        check_stretch(values, merged(values, config.hf_overrides))
         _check_weights(folder)
         _check_tokenizer(folder, config)
 
@@ -249,12 +251,23 @@ def _check_overrides(original: Mapping[str, Any], values: Mapping[str, Any], ove
     for key in OLD_ROPE_KEYS:
         if key in overrides and "rope_parameters" in original:
             raise ConfigError(
-                f"model.hf_overrides.{key}: this model keeps it in rope_parameters, which would win over it. Write "
+                f"model.hf_overrides.{key}: this model keeps it in rope_parameters. Write "
                 f"model.hf_overrides.rope_parameters.{key if key == 'rope_theta' else '...'}=..."
             )
-    _refuse_unknown(
-        overrides, [original, default.to_dict(), default.attribute_map, legacy], prefix="model.hf_overrides"
-    )
+    known = [_with_rope_keys(original), _with_rope_keys(default.to_dict()), default.attribute_map, legacy]
+    _refuse_unknown(overrides, known, prefix="model.hf_overrides")
+
+
+def _with_rope_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings with the keys of every kind: those of one kind would not let another be chosen."""
+    from transformers.modeling_rope_utils import RopeParameters
+
+    found: dict[str, Any] = dict(values)
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found[key] = {**dict.fromkeys(RopeParameters.__annotations__), **value} if key in ROPE_KEYS else value
+            found[key] = _with_rope_keys(found[key])
+    return found
 
 
 def _refuse_unknown(overrides: Mapping[str, Any], known: list[Mapping[str, Any]], *, prefix: str) -> None:

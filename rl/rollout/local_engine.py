@@ -19,6 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from rl.config.schema import LocalRolloutConfig
+from rl.model.positions import POSITIONS_KEY, max_positions
 from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.rollout.decoding import Decoder, FinishedSample, SampleRequest
 from rl.rollout.engine import Engine
@@ -85,7 +86,8 @@ class LocalSampler:
         eos_ids = end_tokens(self._model_folder, config, self._tokenizer)
         self._decoder = Decoder(self._model, self._tokenizer, eos_ids=eos_ids, device=self._device)
         self._vocab_size: int = text_config.vocab_size
-        self._max_length: int | None = getattr(text_config, "max_position_embeddings", None)
+        written = getattr(text_config, POSITIONS_KEY, None)  # under another name in some classes
+        self._max_length = max_positions({**text_config.to_dict(), POSITIONS_KEY: written})
         token_bytes = cache_bytes_per_token(text_config, bytes_per_element=self._model.dtype.itemsize)
         self._max_cached_tokens = int(CACHE_FRACTION * _total_memory(self._device) / token_bytes)
 

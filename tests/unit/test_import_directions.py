@@ -46,11 +46,12 @@ PARTS = {
     "tasks": set(),
     "weights": set(),
     "placement": {"rl.weights", "rl.config.secrets"},
-    "rollout": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
+    "rollout": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders", "rl.model.positions"},
     "trainer": {"rl.weights", "rl.placement.ray_runtime", "rl.model.placeholders"},
 }
 """Part -> what else of the package it may import. `ray_runtime` starts Ray for the actors of engine and trainer, and
-both must treat image placeholders alike. Which of the user's variables go to actors, `rl.config.secrets` limits."""
+both must treat image placeholders alike. An engine takes sequences as long as a plan reads in config.json. Which of the
+user's variables go to actors, `rl.config.secrets` limits."""
 
 MODULES = {
     "rl.types": set(),

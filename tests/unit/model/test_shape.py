@@ -170,24 +170,10 @@ def test_the_shape_of_a_vision_model_is_that_of_its_text_part():
     assert (shape.hidden, shape.head_dim) == (24, 4)
 
 
-@pytest.mark.parametrize(
-    ("values", "positions"),
-    [
-        ({}, 64),
-        ({"text_config": SIZES | {"max_position_embeddings": 99}}, 99),
-        ({"max_position_embeddings": None}, None),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 64),  # in which they are counted already
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, None),  # vLLM multiplies them, other engines do not
-    ],
-)
-def test_positions_are_those_of_the_text_part_and_unknown_where_engines_differ(values, positions):
-    assert shape_of(SIZES | values).max_positions == positions
-
-
-@pytest.mark.parametrize("value", [0, True, 7.5, "many"])
-def test_positions_that_are_no_number_of_tokens_are_refused(value):
-    with pytest.raises(ConfigError, match=r"max_position_embeddings=.* must be a whole number of tokens"):
-        shape_of(SIZES | {"max_position_embeddings": value})
+def test_positions_are_those_of_the_text_part():
+    assert shape_of(SIZES | {"text_config": SIZES | {"max_position_embeddings": 99}}).max_positions == 99
+    longrope = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 16}
+    assert shape_of(SIZES | longrope).max_positions == 16
 
 
 def test_sizes_under_unknown_names_name_the_missing_one():

@@ -38,6 +38,23 @@ def test_overrides_reach_the_config_and_leave_the_original_alone(tiny_qwen3, tmp
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
+def test_rotary_positions_of_another_kind_can_be_chosen(tiny_qwen3, tmp_path):
+    """`factor` and the like are no keys of the plain kind that the model's file has."""
+    from transformers import AutoConfig
+
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    overrides = {"max_position_embeddings": 2048, "rope_parameters": yarn}
+    model = ModelConfig(name="hf", path=str(tiny_qwen3), hf_overrides=overrides)
+    shape = HuggingFaceModel.shape(model)
+    assert shape is not None and shape.max_positions == 2048
+    folder = HuggingFaceModel(model).prepare(tmp_path / "m", seed=0)
+    settings = AutoConfig.from_pretrained(folder).rope_parameters
+    assert {key: settings[key] for key in yarn} == yarn and settings["rope_theta"] == 10_000.0
+    del yarn["original_max_position_embeddings"]
+    with pytest.raises(ConfigError, match=r"rope_parameters\.original_max_position_embeddings=512"):
+        HuggingFaceModel.check(model)
+
+
 def test_an_overlay_is_written_anew_with_other_overrides(tiny_qwen3, tmp_path):
     for value in (77, 99):
         folder = model_of(tiny_qwen3, hf_overrides={"max_position_embeddings": value}).prepare(tmp_path / "m", seed=0)
@@ -113,7 +130,7 @@ def test_a_plan_needs_no_download_where_the_shape_is_written_down(monkeypatch, t
         ({}, 4096),
         ({"max_position_embeddings": 7}, 7),
         ({"text_config": {"max_position_embeddings": 9}}, 9),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, None),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 8192),
     ],
 )
 def test_overridden_positions_win_over_those_written_down(overrides, positions, monkeypatch, tmp_path):

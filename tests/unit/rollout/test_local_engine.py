@@ -133,6 +133,21 @@ def test_logprobs_of_many_architectures_equal_their_own_forward_pass(name: str, 
     assert_logprobs_of(model, rollouts)
 
 
+def test_longrope_is_sampled_before_it_stretches_and_refused_after(tmp_path: Path):
+    """Past 40 positions its frequencies are those of the longest sequence in the batch."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    values = SMALL | {"rope_parameters": rope | {"original_max_position_embeddings": 40}}
+    folder = write_model(tmp_path / "model", "llama", values)
+
+    async def run() -> list[Rollout]:
+        async with engine_on(folder) as engine:
+            with pytest.raises(EngineError, match=r"do not fit the model's context of 40 tokens"):
+                await sample(engine, prompt_of(30), sampling=Sampling(1.0, 11, 0))
+            return await sample(engine, prompt_of(30), n=3, sampling=Sampling(1.0, 10, 0))
+
+    assert_logprobs_of(AutoModelForCausalLM.from_pretrained(folder).eval(), asyncio.run(run()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_that_no_update_brings_are_those_of_the_loaded_model(tiny_qwen3: Path, dtype: torch.dtype):
     loaded = AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=dtype)
