@@ -88,6 +88,7 @@ def dapo_run(
             recompute=True,
             chunk_tokens=2048,
             has_reference=False,
+            trains_on_images=False,
         ),
         engine=EngineSizes(
             name="vllm",
@@ -199,6 +200,7 @@ def geometry_run(*, colocated: bool) -> RunSizes:
             recompute=True,
             chunk_tokens=2048,
             has_reference=True,
+            trains_on_images=True,
         ),
         engine=EngineSizes("vllm", 1, gpus, 1, 2, simulation.MAX_NUM_SEQS, 0.6, 0),
         step=StepSizes(

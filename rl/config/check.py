@@ -49,6 +49,9 @@ RATES = ("memory_bandwidth_tb_s", "bf16_tflops", "link_gb_s", "network_gb_s")
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
 SIZES_OF_SOME = ("ffn", "experts", "experts_per_token", "expert_ffn", "shared_expert_ffn", "linear_key_heads")
 """Of `ModelShape`: those that every model has, and those that are 0 in a model without such a part."""
+SIZES_OF_TOWERS = ("layers", "hidden", "ffn", "patch_numbers", "merge")
+SIZES_OF_SOME_TOWERS = ("positions", "deep_mergers")
+"""Likewise of `VisionShape`."""
 
 
 def is_address(value: str) -> bool:
@@ -123,6 +126,8 @@ RANGES: tuple[Range, ...] = (
     ("model.num_params", _POSITIVE_OR_NONE, "above 0, or null where it is not known"),
     *((f"model.shape.{size}", POSITIVE, "at least 1") for size in SIZES),
     *((f"model.shape.{size}", NOT_NEGATIVE, "0 or more") for size in SIZES_OF_SOME),
+    *((f"model.shape.vision.{size}", POSITIVE, "at least 1") for size in SIZES_OF_TOWERS),
+    *((f"model.shape.vision.{size}", NOT_NEGATIVE, "0 or more") for size in SIZES_OF_SOME_TOWERS),
     ("model.shape.max_positions", _POSITIVE_OR_NONE, "at least 1, or null where it is not known"),
     ("ray.address", lambda value: value is None or is_address(value), "HOST:PORT of IPv4 (not IPv6), or null"),
     *((f"sentinels.{item.name}.limit", _IS_LIMIT, "0 or more, or null") for item in fields(SentinelsConfig)),

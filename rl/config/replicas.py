@@ -64,6 +64,8 @@ def auto_replicas_per_device(num_params: int | None) -> int:
 
 
 def num_params(config: RunConfig) -> int | None:
-    """Of the policy. None: neither the config nor files that are here say it."""
+    """Of the policy, a vision tower included. None: neither the config nor files that are here say it."""
     shape = target_class(config.model._target_).shape(config.model)
-    return config.model.num_params if shape is None else shape.num_params
+    if shape is None:
+        return config.model.num_params
+    return None if shape.num_params is None else shape.num_params + shape.vision_params

@@ -9,8 +9,49 @@ TRAINED_BYTES_PER_PARAM = 16
 
 
 @dataclass
+class VisionShape:
+    """Of the tower that makes tokens of images, in the families of Qwen2-VL to Qwen3.5. Its output is as wide as the
+    decoder."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    patch_numbers: int
+    """Of a patch: colors x frames x rows x columns."""
+    merge: int
+    """Patches along each side of the square that becomes one token."""
+    positions: int = 0
+    """Learned; 0: rotary ones alone."""
+    patch_bias: bool = False
+    deep_mergers: int = 0
+    """Qwen3-VL's further ones, of layers in between, whose output is added in the decoder's first layers."""
+    gated: bool = False
+    """Gated feed-forward layers and RMS norms, as in Qwen2.5-VL; else plain ones, and layer norms."""
+
+    @property
+    def layer_params(self) -> int:
+        """Of one layer, every projection with a bias."""
+        norms = 2 * self._norm_params(self.hidden)
+        attention = 4 * self.hidden * (self.hidden + 1)
+        ffn = (3 if self.gated else 2) * self.hidden * self.ffn + (2 if self.gated else 1) * self.ffn + self.hidden
+        return norms + attention + ffn
+
+    def outer_params(self, width: int) -> int:
+        """Outside the layers, for a decoder of that width: projection of patches, positions, mergers."""
+        merged = self.hidden * self.merge**2
+        projections = merged * (merged + 1) + (merged + 1) * width
+        patches = self.hidden * (self.patch_numbers + self.patch_bias + self.positions)
+        deep = self.deep_mergers * (projections + self._norm_params(merged))
+        return patches + projections + self._norm_params(self.hidden) + deep
+
+    def _norm_params(self, width: int) -> int:
+        return width if self.gated else 2 * width
+
+
+@dataclass
 class ModelShape:
-    """Of a decoder with gated feed-forward layers and RMS norms; a vision tower is not counted.
+    """Of a decoder with gated feed-forward layers and RMS norms, and of its vision tower where it has one. The work of
+    a tower on images is in no count of operations.
 
     Where a model's config.json is here, the shape is read from it. `model.shape` carries the same for a model that is
     not, so that a plan needs no download, and is compared with config.json as soon as there is one.
@@ -48,8 +89,10 @@ class ModelShape:
     expert_ffn: int = 0
     shared_expert_ffn: int = 0
     """0: no expert that every token goes through."""
+    vision: VisionShape | None = None
+    """None: the model takes text alone, or has a tower of another kind, which `num_params` then counts."""
     num_params: int | None = None
-    """Parameters; None: nobody said, and the sizes above do not account for all of them."""
+    """Parameters of the decoder; None: nobody said, and the sizes above do not account for all of them."""
     max_positions: int | None = None
     """Tokens of prompt and answer together that the model takes at most; None: not known here."""
 
@@ -112,8 +155,15 @@ class ModelShape:
         linear = self.linear_attention_params if self.linear_layers else 0
         return max(attention, linear) + self.ffn_params + 2 * self.hidden
 
+    @property
+    def vision_params(self) -> int:
+        """Of the tower; 0 without one."""
+        if self.vision is None:
+            return 0
+        return self.vision.layers * self.vision.layer_params + self.vision.outer_params(self.hidden)
+
     def counted_params(self) -> int:
-        """All parameters, from the sizes."""
+        """Of the decoder, from the sizes."""
         mixing = self.full_attention_layers * self.attention_params + self.linear_layers * self.linear_attention_params
         return mixing + self.layers * (self.ffn_params + 2 * self.hidden) + self.root_params
 

@@ -97,6 +97,7 @@ CONFIGS: dict[Architecture, dict[str, Any]] = {
             "intermediate_size": 32,
             "num_heads": 2,
             "out_hidden_size": 32,
+            "patch_size": 16,
             "num_position_embeddings": 64,
             "initializer_range": 0.1,
         },

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.schema import ConfigError
-from rl.config.shape import ModelShape
+from rl.config.shape import ModelShape, VisionShape
 from rl.model.positions import max_positions
 
-_QKV_BIAS = {"qwen2"}
+_QKV_BIAS = {"qwen2", "qwen2_vl", "qwen2_5_vl"}
 """Model types whose q, k and v projections have biases although no key of the config says so."""
-_QK_NORM = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"}
+_QK_NORM = {"qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 """Model types that normalize queries and keys per head."""
 _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
 """Model types whose query projection also holds a gate."""
-_COUNTED_EXPERTS = {"qwen3_moe", "qwen3_next", "qwen3_5_moe"}
+_COUNTED_EXPERTS = {"qwen3_moe", "qwen3_next", "qwen3_vl_moe", "qwen3_5_moe"}
 """Model types with experts whose parameters `ModelShape` accounts for, each layer with experts."""
+_COUNTED_TOWERS = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+"""Model types with a vision tower that `VisionShape` accounts for."""
 SIZE_KEYS = {
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "num_experts"),
@@ -28,6 +30,8 @@ SIZE_KEYS = {
     *("num_experts_per_tok", "layer_types", "tie_word_embeddings", "attention_bias", "mlp_bias"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
+    *("depth", "embed_dim", "mlp_ratio", "in_channels", "patch_size", "temporal_patch_size", "spatial_merge_size"),
+    *("num_position_embeddings", "deepstack_visual_indexes"),
 }
 """Keys of config.json that a shape depends on."""
 _NOT_COUNTED = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -80,9 +84,36 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         attention_layers=kinds.count("full_attention") if is_hybrid else None,
         **(_linear_sizes(text) if is_hybrid else {}),
         **(_expert_sizes(text) if has_experts else {}),
+        vision=_vision(config),
     )
-    num_params = shape.counted_params() if _is_counted(shape, text, model_type) else None
+    is_counted = _is_counted(shape, text, model_type) and (shape.vision is not None or "vision_config" not in config)
+    num_params = shape.counted_params() if is_counted else None
     return replace(shape, num_params=num_params, max_positions=max_positions(text))
+
+
+def _vision(config: Mapping[str, Any]) -> VisionShape | None:
+    """None: no tower, or not one that is known here."""
+    vision, family = config.get("vision_config"), config.get("model_type")
+    if not vision or family not in _COUNTED_TOWERS:
+        return None
+    is_first = family == "qwen2_vl"  # where hidden_size is the decoder's
+    is_learned = family not in ("qwen2_vl", "qwen2_5_vl")
+    try:
+        hidden = vision["embed_dim" if is_first else "hidden_size"]
+        rows, frames = vision["patch_size"], vision.get("temporal_patch_size", 2)
+        return VisionShape(
+            layers=vision["depth"],
+            hidden=hidden,
+            ffn=int(hidden * vision["mlp_ratio"]) if is_first else vision["intermediate_size"],
+            patch_numbers=vision.get("in_channels", 3) * frames * rows * rows,
+            merge=vision.get("spatial_merge_size", 2),
+            positions=vision["num_position_embeddings"] if is_learned else 0,
+            patch_bias=is_learned,
+            deep_mergers=len(vision["deepstack_visual_indexes"]) if family in ("qwen3_vl", "qwen3_vl_moe") else 0,
+            gated=family == "qwen2_5_vl",
+        )
+    except (KeyError, TypeError):  # sizes under other names, or patches that are no squares
+        return None
 
 
 def _linear_sizes(text: Mapping[str, Any]) -> dict[str, int]:

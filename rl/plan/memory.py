@@ -142,7 +142,17 @@ def _state_lines(shape: ModelShape, trainer: TrainerSizes, *, with_gradients: bo
     lines = [Line(what, f"{per_param} B x {words}", per_param * held)]
     if trainer.is_megatron and trainer.compute_bytes < 4:
         lines.append(Line("bf16 copy that computes", f"2 B x {words}", 2 * held))
-    return lines
+    if trainer.trains_on_images:
+        return [*lines, *_tower_lines(f"vision tower: {what}", per_param, shape, trainer)]
+    return [*lines, *_tower_lines("vision tower: fp32 masters, no image to train it", 4, shape, trainer)]
+
+
+def _tower_lines(what: str, size: int, shape: ModelShape, trainer: TrainerSizes) -> list[Line]:
+    """None without a tower, and none under Megatron, which builds the decoder alone."""
+    params = shape.vision_params
+    if not params or trainer.is_megatron:
+        return []
+    return [Line(what, f"{size} B x {count(params)} / {trainer.ranks} rank(s)", size * params / trainer.ranks)]
 
 
 def _reference_lines(run: RunSizes) -> list[Line]:
@@ -150,7 +160,8 @@ def _reference_lines(run: RunSizes) -> list[Line]:
         return []
     held, words = trainable_params(run.shape, run.trainer)
     size = run.trainer.compute_bytes
-    return [Line("reference policy", f"{size} B x {words}", size * held)]
+    policy = Line("reference policy", f"{size} B x {words}", size * held)
+    return [policy, *_tower_lines("vision tower of the reference policy", size, run.shape, run.trainer)]
 
 
 def _trainer_lines(run: RunSizes) -> list[Line]:
@@ -159,19 +170,25 @@ def _trainer_lines(run: RunSizes) -> list[Line]:
     fixed = [*_state_lines(shape, trainer, with_gradients=True), *_reference_lines(run)]
     held, words = trainable_params(shape, trainer)
     update = [Line("the update's own tensors", f"4 B x {words}", 4 * held)]
+    if trainer.trains_on_images:
+        update += _tower_lines("vision tower: the update's own tensors", 4, shape, trainer)
     passes = [*_gathered_lines(shape, trainer), *activation_lines(shape, trainer)]
     larger = max((passes, update), key=lambda lines: sum(line.num_bytes for line in lines))
     return [*fixed, *larger]
 
 
 def _gathered_lines(shape: ModelShape, trainer: TrainerSizes) -> list[Line]:
-    """FSDP2 gathers embeddings and head for a whole pass, and the layer that runs with the one after it.
+    """FSDP2 gathers embeddings and head for a whole pass, and the layer that runs with the one after it. What a vision
+    tower has outside its layers is gathered with embeddings and head; its layers are small beside the decoder's.
 
     Gradients of what is gathered are whole until they are scattered, of a layer in fp32 too. Megatron keeps all of it.
     """
     if trainer.is_megatron:
         return []
     size, root, layer = trainer.compute_bytes, shape.root_params, shape.largest_layer_params
+    if shape.vision is not None:
+        root += shape.vision.outer_params(shape.hidden)
+        layer = max(layer, shape.vision.layer_params)
     return [
         Line(
             "gathered embeddings and head, with gradients",
@@ -247,7 +264,11 @@ def _weights_lines(run: RunSizes) -> list[Line]:
     each = engine.weight_bytes * params / engine.gpus * engine.per_device
     shares = "" if engine.per_device == 1 else f" x {engine.per_device} engines"
     how = f"{engine.weight_bytes} B x {count(params)} / tensor parallel {engine.gpus}{shares}"
-    return [Line("engine weights", how, each)]
+    lines = [Line("engine weights", how, each)]
+    if tower := run.shape.vision_params:
+        how = f"{engine.weight_bytes} B x {count(tower)} / tensor parallel {engine.gpus}{shares}"
+        lines.append(Line("vision tower of the engine", how, each * tower / params))
+    return lines
 
 
 def generate_lines(run: RunSizes) -> list[Line]:
@@ -305,9 +326,8 @@ def cache_of(run: RunSizes) -> Cache:
     elif run.device.is_cpu:
         free = float(engine.cpu_cache_gib * GIB)
     else:
-        assert shape.num_params is not None
         free = engine.memory_fraction * run.device.memory_gib * GIB
-        free -= engine.weight_bytes * shape.num_params / engine.gpus
+        free -= engine.weight_bytes * run.engine_params / engine.gpus
         if engine.name == "vllm":
             free -= _engine_work(run)[0] / engine.per_device
     sequence = run.step.max_sequence * per_token / split + state
@@ -349,9 +369,8 @@ def _on_the_host(run: RunSizes) -> Phase:
 def host_bytes(run: RunSizes) -> tuple[float, str]:
     """What is kept in the host's memory of one node besides processes, and what it is."""
     if run.transport is WeightTransport.overlapped:
-        assert run.shape.num_params is not None
         return (
-            run.trainer.compute_bytes * run.shape.num_params,
+            run.trainer.compute_bytes * run.trainer_params,
             "the weights that engines take while the trainer goes on",
         )
     if run.device.is_cpu or run.sharing is not Sharing.turns:

@@ -96,9 +96,10 @@ def _model_line(config: RunConfig) -> str:
     experts = ""
     if shape.experts:
         experts = f", {shape.experts} experts a layer of which a token visits {shape.experts_per_token}"
+    tower = f"; {shape.vision_params:,} of the parameters are a vision tower's" if shape.vision else ""
     return (
         f"policy {config.model.path}: {size}, {layers}, hidden {shape.hidden}, {shape.heads} query and "
-        f"{shape.kv_heads} key-value heads of {shape.head_dim}{experts}, vocabulary {shape.vocab:,}"
+        f"{shape.kv_heads} key-value heads of {shape.head_dim}{experts}, vocabulary {shape.vocab:,}{tower}"
     )
 
 

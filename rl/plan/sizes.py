@@ -58,6 +58,8 @@ class TrainerSizes:
     chunk_tokens: int
     """Positions whose logits exist at once."""
     has_reference: bool
+    trains_on_images: bool
+    """Without, no gradient reaches a vision tower, which then has no moments either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,23 @@ class RunSizes:
     sharing: Sharing
     transport: WeightTransport
 
+    @property
+    def trainer_tower_params(self) -> int:
+        """Of the vision tower in the trainer. Megatron builds the decoder alone."""
+        return 0 if self.trainer.is_megatron else self.shape.vision_params
+
+    @property
+    def trainer_params(self) -> int:
+        """Of all that the trainer holds, publishes and saves."""
+        assert self.shape.num_params is not None
+        return self.shape.num_params + self.trainer_tower_params
+
+    @property
+    def engine_params(self) -> int:
+        """Engines load the model as its config.json says, its tower also where no prompt has an image."""
+        assert self.shape.num_params is not None
+        return self.shape.num_params + self.shape.vision_params
+
 
 def sizes_of(config: RunConfig) -> RunSizes | None:
     """None where the model's sizes, or parameters, are not known here."""
@@ -195,7 +214,14 @@ def _trainer(config: RunConfig) -> TrainerSizes:
         recompute=trainer.recompute,
         chunk_tokens=trainer.logprob_chunk_tokens,
         has_reference=config.algorithm.kl_coef > 0,
+        trains_on_images=trains_on_images(config),
     )
+
+
+def trains_on_images(config: RunConfig) -> bool:
+    """A task of one's own that does not say so has text alone."""
+    task = target_class(config.task._target_)
+    return hasattr(task, "trains_on_images") and task.trains_on_images(config.task)
 
 
 def _engine(config: RunConfig) -> EngineSizes:

@@ -201,7 +201,6 @@ def exchange_s(run: RunSizes, efficiency: Efficiency) -> float:
     trainer, step = run.trainer, run.step
     if trainer.ranks == 1:
         return 0.0
-    assert run.shape.num_params is not None
     per_update = step.tokens / step.updates / trainer.ranks
     sequences = step.rollouts / step.updates / trainer.ranks
     micro_batches = max(1, math.ceil(per_update / trainer.budget_tokens if trainer.budget_tokens else sequences))
@@ -209,7 +208,8 @@ def exchange_s(run: RunSizes, efficiency: Efficiency) -> float:
     moved = (2 * size + 4) + size * (step.scored_share + trainer.has_reference)
     if trainer.is_megatron:  # weights stay; gradients of data-parallel copies are added up once an update
         moved, micro_batches = 8 * (trainer.data_ranks > 1) / trainer.tensor_parallel, 1
-    num_bytes = step.updates * micro_batches * moved * run.shape.num_params
+    idle = 0 if trainer.trains_on_images else run.trainer_tower_params
+    num_bytes = step.updates * micro_batches * moved * (run.trainer_params - idle)
     return num_bytes / (_exchange_gb_s(run, efficiency) * 1e9)
 
 
@@ -235,5 +235,4 @@ def publish_seconds(run: RunSizes) -> float:
 
 
 def published_bytes(run: RunSizes) -> float:
-    assert run.shape.num_params is not None
-    return run.trainer.compute_bytes * run.shape.num_params
+    return run.trainer.compute_bytes * run.trainer_params

@@ -83,8 +83,7 @@ def _estimates(config: RunConfig, found: Forecast) -> list[str]:
         f"arithmetic: {count(trained + scored)}FLOP a step in the trainer; {passes} x 2 x "
         f"{count(run.shape.active_params)} parameters a token, and attention"
         + (f"; {count(scored)}FLOP of it to score log-probs" if scored else ""),
-        f"a publish moves {count(published_bytes(run))}B: {run.trainer.compute_bytes} B x "
-        f"{count(run.shape.num_params or 0)}",
+        f"a publish moves {count(published_bytes(run))}B: {run.trainer.compute_bytes} B x {count(run.trainer_params)}",
     ]
 
 
@@ -130,7 +129,7 @@ def disk_lines(config: RunConfig, found: Forecast | None) -> list[str]:
     """A new checkpoint is complete before an old one goes."""
     if found is None:
         return ["not known without the model's sizes"]
-    params = found.sizes.shape.num_params or 0
+    params = found.sizes.trainer_params
     one = BYTES_PER_PARAM * params
     kept = config.checkpoint.keep_last + 1 + (config.checkpoint.keep_best is not None)
     best = " and the best" if config.checkpoint.keep_best else ""

@@ -106,6 +106,11 @@ class ProblemTask:
         return {}
 
     @classmethod
+    def trains_on_images(cls, config: Any) -> bool:
+        """Whether problems that are trained on have images."""
+        return False
+
+    @classmethod
     def expected_rows(cls, config: Any) -> int | None:
         """Training rows as published, for a plan of data that `check` cannot count. None: not known."""
         return None

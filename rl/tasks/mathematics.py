@@ -58,6 +58,10 @@ class Mathematics(ProblemTask):
         return {data_set.name: data for data_set, data, _ in used if is_hub_id(data.path)}
 
     @classmethod
+    def trains_on_images(cls, config: MathematicsConfig) -> bool:
+        return any(data_set.has_images for data_set, _, _ in _training(config))
+
+    @classmethod
     def expected_rows(cls, config: MathematicsConfig) -> int | None:
         usual = DataSetsConfig()
         rows = [

@@ -70,6 +70,10 @@ class DataSet:
     """As published. None: not known exactly, or none."""
 
     @property
+    def has_images(self) -> bool:
+        return "images" in self.example
+
+    @property
     def rule(self) -> str:
         """Published scoring rule, a name in `rl.tasks.rewards.rules.RULES`."""
         return SOURCE_RULES[self.name]

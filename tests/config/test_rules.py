@@ -85,6 +85,8 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "model.num_params": ([0, -3], [1, None]),
     **{f"model.shape.{size}": ([0, -1], [1]) for size in check.SIZES},
     **{f"model.shape.{size}": ([-1], [0, 1]) for size in check.SIZES_OF_SOME},
+    **{f"model.shape.vision.{size}": ([0, -1], [1]) for size in check.SIZES_OF_TOWERS},
+    **{f"model.shape.vision.{size}": ([-1], [0, 1]) for size in check.SIZES_OF_SOME_TOWERS},
     "model.shape.max_positions": ([0, -1], [1, None]),
     "ray.address": (
         ["[::1]:6379", "::1:6379", "host", "host:", ":6379", "host:0", "host:65536", "host:x"],
@@ -108,6 +110,10 @@ PART_OF = {
     "logger.mode": ["logger=wandb"],
     "model.num_params": ["model=qwen3_8b"],
     **{f"model.shape.{size}": ["model=qwen3_8b"] for size in (*check.SIZES, *check.SIZES_OF_SOME, "max_positions")},
+    **{
+        f"model.shape.vision.{size}": ["model=qwen3_5_35b_a3b"]
+        for size in (*check.SIZES_OF_TOWERS, *check.SIZES_OF_SOME_TOWERS)
+    },
 }
 """Keys that only one part has."""
 

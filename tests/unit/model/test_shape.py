@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from rl.config.compose import compose_run_config
-from rl.config.schema import ConfigError, ModelConfig, TinyModelConfig
+from rl.config.schema import Architecture, ConfigError, MiniatureModelConfig, ModelConfig, TinyModelConfig
 from rl.config.shape import ModelShape
+from rl.model.miniature import MiniatureModel
 from rl.model.shape import params_in_files, shape_of
 from rl.model.source import HuggingFaceModel
 from rl.model.tiny import TinyModel
@@ -162,7 +163,82 @@ def test_a_written_shape_is_that_of_the_class_in_transformers(name: str):
     if shape.ffn:
         values["intermediate_size"] = shape.ffn
     config = AutoConfig.for_model(families[name], **values)
-    assert shape_of(config.to_dict()) == shape
+    assert shape_of(config.to_dict()) == replace(shape, vision=None)
+    if shape.vision is not None:
+        whole = AutoConfig.for_model(families[name].removesuffix("_text"))
+        assert shape_of(whole.to_dict()).vision == shape.vision
+
+
+VISION = {"depth": 3, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+WIDE = {"hidden_size": 16, "intermediate_size": 20, "out_hidden_size": 24, "num_position_embeddings": 9}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("family", "vision", "text"),
+    [
+        ("qwen2_vl", {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 4}, {}),
+        ("qwen2_5_vl", WIDE, {}),
+        ("qwen3_vl", WIDE | {"deepstack_visual_indexes": [0, 2]}, {"head_dim": 8}),
+        ("qwen3_vl_moe", WIDE | {"deepstack_visual_indexes": [1]}, EXPERTS),
+        ("qwen3_5", WIDE, DELTA_NETS | {"head_dim": 8}),
+        ("qwen3_5_moe", WIDE, EXPERTS | DELTA_NETS | {"shared_expert_intermediate_size": 12}),
+    ],
+)
+def test_parameters_of_decoder_and_vision_tower_are_those_of_the_real_model(family, vision, text, tied):
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.for_model(
+        family,
+        text_config=SIZES | text | {"tie_word_embeddings": tied},
+        vision_config=VISION | vision,
+        tie_word_embeddings=tied,
+    )
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    shape = shape_of(config.to_dict())
+    tower = sum(parameter.numel() for name, parameter in model.named_parameters() if ".visual." in name)
+    assert shape.vision_params == tower
+    assert shape.num_params == num_params(model) - tower
+
+
+def test_the_published_vision_tower_has_the_parameters_of_its_class_by_hand_and_by_count():
+    """A layer: 4 x 1,152 x 1,153 of attention, 2 x 1,152 x 4,304 + 5,456 feed-forward, 4 x 1,152 of norms."""
+    from transformers import AutoConfig
+    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
+
+    shape = published_shape("qwen3_5_35b_a3b")
+    assert shape.vision is not None
+    assert shape.vision.layer_params == 15_239_504
+    # Patches 1,152 x 1,537, positions 2,304 x 1,152, a norm, and 4,608 x 4,609 + 4,609 x 2,048 of the merger.
+    assert shape.vision.outer_params(2048) == 35_104_640
+    assert shape.vision_params == 27 * 15_239_504 + 35_104_640 == 446_571_248
+    with torch.device("meta"):
+        config = AutoConfig.for_model("qwen3_5_moe", vision_config={"out_hidden_size": 2048})
+        assert num_params(Qwen3_5MoeVisionModel(config.vision_config)) == 446_571_248
+
+
+@pytest.mark.parametrize("architecture", list(Architecture))
+def test_a_miniature_has_the_parameters_that_its_shape_says(tmp_path, architecture: Architecture):
+    config = MiniatureModelConfig(name="miniature", architecture=architecture)
+    folder = MiniatureModel(config).prepare(tmp_path / "model", seed=0)
+    shape = MiniatureModel.shape(config)
+    assert shape.num_params is not None and (shape.vision_params > 0) == (architecture is Architecture.qwen3_5_moe)
+    assert shape.num_params + shape.vision_params == params_in_files(folder)
+    assert HuggingFaceModel.shape(ModelConfig(name="hf", path=str(folder))) == shape
+
+
+def test_a_tower_of_another_kind_is_counted_in_the_files_alone(tmp_path):
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4} | sizes
+    config = AutoConfig.for_model("llava", text_config={"model_type": "llama"} | SIZES, vision_config=vision)
+    assert shape_of(config.to_dict()).num_params is None
+    model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path)
+    shape = HuggingFaceModel.shape(ModelConfig(name="hf", path=str(tmp_path)))
+    assert shape is not None and (shape.num_params, shape.vision_params) == (num_params(model), 0)
 
 
 def test_the_shape_of_a_vision_model_is_that_of_its_text_part():

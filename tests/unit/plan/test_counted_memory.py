@@ -55,7 +55,7 @@ def peak_of_a_step(folder: Path, *, chunk: int, recompute: bool, dtype: Dtype) -
 
 def planned(shape: ModelShape, *, chunk: int, recompute: bool, dtype: Dtype) -> float:
     size = 4 if dtype is Dtype.float32 else 2
-    trainer = TrainerSizes(1, 1, False, 1, 1, size, TOKENS, TOKENS, recompute, chunk, False)
+    trainer = TrainerSizes(1, 1, False, 1, 1, size, TOKENS, TOKENS, recompute, chunk, False, False)
     assert shape.num_params is not None
     gathered = size * shape.num_params  # on one rank all layers of so small a model may be
     return 4 * shape.num_params + gathered + sum(line.num_bytes for line in activation_lines(shape, trainer))
