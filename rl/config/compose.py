@@ -226,6 +226,10 @@ def _check_option(override: Override) -> None:
         )
     if group.partition(".")[0] == "sweep":
         raise ConfigError(f"{override.input_line}: it is a setting of a sweep. Write rl -m ... {override.input_line}")
+    if f"{group}." in OPEN_NODES and not override.is_sweep_override() and override.value():
+        raise ConfigError(
+            f"{override.input_line}: each key of {group} is set by a word of its own. Write {group}.KEY=VALUE."
+        )
     if group in _DOTTED_GROUPS:
         raise ConfigError(
             f"{override.input_line}: an option of a nested group is chosen by "

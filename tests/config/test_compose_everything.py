@@ -11,7 +11,7 @@ import yaml
 from rl.config.compose import compose_run_config
 from rl.config.load import load_run_config, load_run_yaml, save_run_yaml, to_plain
 from rl.config.register import GROUPS, SCHEMA_NAMES, experiment_files, option_names, package_folder, schema_of_target
-from rl.config.schema import TinyModelConfig, WarmStartConfig
+from rl.config.schema import ConfigError, TinyModelConfig, WarmStartConfig
 from tests.composed import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +55,13 @@ def test_a_null_stays_a_null_where_the_default_is_a_value(tmp_path):
     assert (config.backend.trainer.optimizer.grad_clip, config.model.warm_start, config.steps) == (None, None, None)
     save_run_yaml(config, tmp_path / "run.yaml")
     assert load_run_yaml(tmp_path / "run.yaml") == config
+
+
+@pytest.mark.parametrize("key", ["model.hf_overrides", "hardware.trainer_env"])
+def test_an_open_mapping_is_set_key_by_key(key):
+    with pytest.raises(ConfigError, match=rf"each key of {key} is set by a word of its own\. Write {key}\.KEY=VALUE"):
+        config_of("experiment=qwen3_8b_grpo", f"{key}={{a: 1}}")
+    assert config_of("experiment=quickstart", f"{key}={{}}")
 
 
 def test_open_mappings_and_lists_survive(tmp_path):
