@@ -88,8 +88,10 @@ for name in video render; do
 done
 
 # The suite and what the image lacks go into an environment on top of the image's own. The packages that are compared
-# below may not be replaced there: pip fails where the suite wants another.
+# below may not be replaced there: pip fails where the suite wants another. The image sets expandable segments for every
+# process; engines cannot sleep with them and refuse to start, and the experiments set them for trainers.
 script='set -euo pipefail
+unset PYTORCH_ALLOC_CONF
 python3 -m venv --system-site-packages /tmp/rl
 source /tmp/rl/bin/activate
 pip list --format=freeze >/tmp/image.txt

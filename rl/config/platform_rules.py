@@ -88,11 +88,17 @@ def _expandable_segments(platform: Platform) -> Iterator[str]:
             f", and with backend.rollout.tensor_parallel={rollout.tensor_parallel} its own all-reduce "
             "(backend.rollout.custom_all_reduce) cannot share it"
         )
-    yield (
-        f"{found[0]}={platform.engine_env[found[0]]} in the engine's process: {why}. Unset it, or keep it to the "
-        f"trainer's: hardware.rollout_env.{found[0]}=expandable_segments:False, and where trainer and engine share a "
-        f"process hardware.trainer_env.{found[0]}=expandable_segments:False, too."
-    )
+    if found[0] in platform.environ:
+        remedy = (
+            "Unset it where the run is started, whose own values win; hardware.trainer_env sets it for trainer ranks "
+            "that have processes of their own"
+        )
+    else:
+        remedy = (
+            f"Keep it to the trainer's: hardware.rollout_env.{found[0]}=expandable_segments:False, and where trainer "
+            f"and engine share a process hardware.trainer_env.{found[0]}=expandable_segments:False, too"
+        )
+    yield f"{found[0]}={platform.engine_env[found[0]]} in the engine's process: {why}. {remedy}."
 
 
 def _sglang_attention(platform: Platform) -> Iterator[str]:

@@ -54,9 +54,15 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
         VLLM,
         {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE},
         {},
-        r"PYTORCH_ALLOC_CONF=.*vLLM cannot put memory to sleep.*Unset",
+        r"PYTORCH_ALLOC_CONF=.*vLLM cannot put memory to sleep.*rollout_env\.PYTORCH_ALLOC_CONF=.*False",
     ),
-    (VLLM, {}, {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64,{EXPANDABLE}"}, r"PYTORCH_CUDA_ALLOC_CONF=.*sleep"),
+    # The environment's own values win, so there only unsetting helps.
+    (
+        VLLM,
+        {},
+        {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64,{EXPANDABLE}"},
+        r"=max_split.*sleep.* Unset it where",
+    ),
     (
         SGLANG,
         {f"{ENV}.PYTORCH_HIP_ALLOC_CONF": EXPANDABLE, f"{ENGINE}.custom_all_reduce": True},
@@ -67,7 +73,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
         SGLANG,
         {f"{ENV}.PYTORCH_ALLOC_CONF": EXPANDABLE},
         {},
-        r"PYTORCH_ALLOC_CONF=.*SGLang cannot .* segments\. Unset it",
+        r"PYTORCH_ALLOC_CONF=.*SGLang cannot .* segments\. Keep it to the trainer's",
     ),
     (SGLANG, {f"{ENGINE}.tensor_parallel": 1}, {"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}, r"SGLang cannot put memory to"),
     # SGLang's attention under ROCm.
@@ -144,6 +150,24 @@ def test_the_rules_of_rocm_leave_other_hardware_alone():
     check_platform(with_settings(SGLANG, "hardware=h200x8", settings=settings), environ={})
     on_cpu = with_settings("experiment=quickstart", "backend/rollout=vllm")
     check_platform(on_cpu, environ={"PYTORCH_ALLOC_CONF": EXPANDABLE, "ROCR_VISIBLE_DEVICES": "0"})
+
+
+def test_the_published_runs_start_in_the_environment_of_the_published_image():
+    """ENV of verl's Dockerfile.rocm, but for what scripts/rocm_container.sh unsets."""
+    image = {
+        "SGLANG_USE_AITER": "0",
+        "SGLANG_ATTENTION_BACKEND": "triton",
+        "HSA_ENABLE_IPC_MODE_LEGACY": "1",
+        "MIOPEN_DEBUG_FORCE_IMMED_MODE_FALLBACK": "1",
+        "NVTE_USE_GROUPED_GEMM_TRITON": "1",
+    }
+    published = [name for name in option_names("experiment") if name.startswith("qwen")]
+    assert len(published) == 5
+    for name in published:
+        config = with_settings(f"experiment={name}")
+        check_platform(config, environ=image)
+        with pytest.raises(ConfigError, match="Unset it where the run is started"):
+            check_platform(config, environ=image | {"PYTORCH_ALLOC_CONF": EXPANDABLE})
 
 
 @pytest.mark.parametrize("name", ROCM)

@@ -76,6 +76,16 @@ def test_what_runs_inside_is_bash_too_and_keeps_the_image_s_own_torch():
     assert words[words.index("-c") + 2 :] == ["rl", "rl", "--help"]  # $0, and what exec is given
 
 
+def test_engines_do_not_get_the_expandable_segments_that_the_image_sets_for_every_process():
+    """With them all five experiments are refused: tests/config/test_platform_rules.py."""
+    inside = planned("rl", "--help")[-4]
+    settings = [line for line in inside.splitlines() if line.startswith(("set ", "unset ", "export "))]
+    env = {"PATH": os.environ["PATH"], "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    script = "\n".join([*settings, "env"])
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert "PATH=" in done.stdout and "ALLOC_CONF" not in done.stdout
+
+
 def test_to_check_versions_nothing_is_installed_and_the_exit_code_is_the_comparison_s(tmp_path: Path):
     words = planned("--check-versions")
     inside = words[words.index("-c") + 1]
