@@ -1,4 +1,4 @@
-"""Combinations of hardware, settings and environment that are known to fail are refused by name, with the remedy."""
+"""P163: combinations of hardware, settings and environment that are known to fail are refused with the remedy."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ KNOWN = {
 
 
 def test_the_peak_rate_of_every_card_is_known_and_of_an_unknown_one_null():
-    """A rate taken as infinite would make every utilization 0."""
+    """P165: a rate taken as infinite would make every utilization 0."""
     assert set(KNOWN) == set(option_names("hardware"))
     for name, expected in KNOWN.items():
         hardware = with_settings(f"hardware={name}").hardware

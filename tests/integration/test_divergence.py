@@ -1,4 +1,5 @@
-"""Two small real runs that differ in one setting part in the stage that the setting belongs to."""
+"""Two small real runs that differ in one setting part in the stage that the setting belongs to, and equal ones never
+(P166). What is promised of a second run: tests/config/test_reproducible.py."""
 
 from __future__ import annotations
 

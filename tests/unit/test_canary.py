@@ -239,7 +239,7 @@ async def fit_and_close(run: Run) -> Any:
 async def test_a_layer_that_misses_the_third_update_trips_at_step_3_is_named_and_mended(
     placement, tiny_qwen3, tmp_path, caplog
 ):
-    """Update 1 is version 0 and update 3 is version 2, which the trainer scores as it begins step 3."""
+    """P162. Update 1 is version 0 and update 3 is version 2, which the trainer scores as it begins step 3."""
     caplog.set_level(logging.WARNING)
     run = run_of(tiny_qwen3, tmp_path, steps=5, placement=placement, deaf_at=3)
     log = await fit_and_close(run)

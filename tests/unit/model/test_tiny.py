@@ -41,6 +41,7 @@ def test_the_tokenizer_has_one_token_per_character_and_gives_every_text_back(tin
 
 
 def test_equal_seeds_give_equal_bytes_and_others_other_weights(tmp_path):
+    """P167; the order: tests/unit/tasks/test_order.py, both in a run: tests/integration/test_divergence.py."""
     import torch
 
     folders = []

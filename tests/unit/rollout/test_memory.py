@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def test_a_sleep_that_frees_nothing_of_the_device_is_an_error_with_the_numbers():
-    """On some ROCm versions sleep returns and the memory stays taken. Expected: a tenth of 0.6 x 100 GiB."""
+    """P161: on some ROCm versions sleep returns and the memory stays taken. Expected: a tenth of 0.6 x 100 GiB."""
     with pytest.raises(EngineError, match=r"worker 1 .*freed 1\.0 GiB .*at least 6\.0 expected.*Use something else"):
         check_freed(
             "vLLM",
