@@ -244,7 +244,10 @@ class GroupStream:
         self._held = self.accounting.trained % self._values.groups_per_publish
 
     def metrics(self) -> dict[str, float]:
-        """Of one step. In every row: groups_started = groups_trained + all of dropped/ + groups_in_flight."""
+        """Since the run began, but for surplus and retried groups, which are of one step.
+
+        In every row: groups_started = groups_trained + all of dropped/ + groups_in_flight.
+        """
         accounting, in_flight = self.accounting, self.in_flight
         problems = accounting.problems(in_flight)
         assert not problems, f"{'; '.join(problems)}: {accounting}, in flight {in_flight}"

@@ -126,7 +126,9 @@ class Rollout:
 
     @property
     def min_policy_version(self) -> int:
-        return int(self.policy_versions.view(np.uint32).min())  # where -1 is the largest
+        oldest = int(self.policy_versions.astype(np.uint32).min())  # where -1 is the largest
+        assert oldest <= self.max_policy_version, "no policy sampled a token of it"
+        return oldest
 
     @property
     def max_policy_version(self) -> int:

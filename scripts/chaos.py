@@ -5,8 +5,9 @@
 The run is the quickstart with two trainer ranks and two engines, fully asynchronous, with small steps, and with the
 checker of final answers in place of its own reward. Each round of four kills has every role once, in random order:
 driver, trainer rank, engine, and reward worker, a process in which the checker judges. The run must survive the last
-two. After every death the last checkpoint must account for every prompt by its position, and no process may be
-left; in the end the run must have finished, with every step in its log once, and every row must add up.
+two, of engines one at a time and once it has trained. After every end of the run the last checkpoint must account for
+every prompt by its position, and no process may be left; in the end the run must have finished, with every step in its
+log once, and every row must add up.
 """
 
 from __future__ import annotations
@@ -135,6 +136,10 @@ class Chaos:
     """Ray's, of all lives that have ended."""
     may_end: bool = False
     """Whether something was killed in this life without which a run need not go on."""
+    engines_killed: int = 0
+    """In this life. The second one may have been the only one that was left."""
+    step_before: int = -1
+    """The last one in the log as this life began."""
 
     def survive(self, kills: int) -> None:
         """Raises AssertionError where something is lost; the run is ended then, and its folder stays."""
@@ -160,7 +165,7 @@ class Chaos:
 
     def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self.seen, self.may_end = set(), False
+        self.seen, self.may_end, self.engines_killed, self.step_before = set(), False, 0, self._last_step()
         command = [sys.executable, "-m", "rl", *words]
         with self.log.open("ab") as output:
             self.drivers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
@@ -220,11 +225,17 @@ class Chaos:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             return None
-        self.may_end |= role != "reward worker"
+        self.engines_killed += role == "engine"
+        self.may_end |= self._need_not_go_on_without(role)
         self.killed.append(role)
         self.events.append(f"{role} {pid} killed after step {self._last_step()}")
         print(self.events[-1], flush=True)
         return role
+
+    def _need_not_go_on_without(self, role: str) -> bool:
+        if role == "engine":  # one that dies as it starts ends the start
+            return self.engines_killed > 1 or self._last_step() <= self.step_before
+        return role != "reward worker"
 
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
         for _ in range(3):  # an engine killed last may have been the second of two

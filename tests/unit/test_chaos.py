@@ -73,3 +73,16 @@ def test_a_row_that_does_not_add_up_is_found_also_where_it_was_set_aside(name: s
     write_rows(tmp_path / name, {"step": 0}, ROW | {"rollout/groups_in_flight": 2.0})
     with pytest.raises(AssertionError, match=r"'rollout/groups_in_flight': 2\.0"):
         chaos._check_rows()
+
+
+def test_a_run_need_not_go_on_without_a_driver_a_rank_an_engine_that_starts_or_a_second_engine(tmp_path: Path):
+    chaos = chaos_of(tmp_path)
+    assert chaos._need_not_go_on_without("driver")
+    assert chaos._need_not_go_on_without("trainer rank")
+    assert not chaos._need_not_go_on_without("reward worker")
+    chaos.step_before, chaos.engines_killed = 1, 1  # step 1 was there as this life began
+    assert chaos._need_not_go_on_without("engine")
+    chaos.step_before = 0
+    assert not chaos._need_not_go_on_without("engine")
+    chaos.engines_killed = 2
+    assert chaos._need_not_go_on_without("engine")

@@ -44,6 +44,16 @@ def test_versions_are_those_of_sampled_tokens():
     assert (ROLLOUT.min_policy_version, ROLLOUT.max_policy_version, ROLLOUT.num_response_tokens) == (0, 3, 2)
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_the_oldest_version_is_found_whatever_the_width_of_the_array(kind: type):
+    assert replace(ROLLOUT, policy_versions=np.array([-1, -1, 7, 3], dtype=kind)).min_policy_version == 3
+
+
+def test_a_rollout_that_no_policy_sampled_has_no_oldest_version():
+    with pytest.raises(AssertionError, match="no policy sampled a token"):
+        _ = replace(ROLLOUT, policy_versions=np.full(4, -1, dtype=np.int32)).min_policy_version
+
+
 def test_seeds_of_a_sample_depend_on_run_group_and_place_and_on_nothing_else():
     seeds = {sample_seed(seed, group, index) for seed in range(4) for group in range(-4, 12) for index in range(8)}
     assert len(seeds) == 4 * 16 * 8
