@@ -210,7 +210,10 @@ def _check_hardware(claim: ClaimConfig, comparison: Comparison) -> None:
 
 
 def _value_of_other(claim: ClaimConfig, comparison: Comparison, other: Curves, window: Window) -> float:
-    """Of the same window of another run; what is added up over a step is scaled to the data of our step."""
+    """Of the same window of another run, of whose rows as many are joined as hold the data of one step of the claim.
+
+    What is added up over a step is scaled by what no whole number of rows makes equal.
+    """
     axis, ours = comparison.axis, comparison.ours
     if axis is Axis.STEP:
         _check_equal_steps(ours.config, other.config)
@@ -218,13 +221,16 @@ def _value_of_other(claim: ClaimConfig, comparison: Comparison, other: Curves, w
         raise NotComparable(f"{other.name} ends at {other.end(axis):,.0f} {axis.value} of {window.high:,.0f}")
     if axis is Axis.STEP:
         return value_of(claim, other, window, axis, rows_per_step=claim.rows_per_step)
-    value = value_of(claim, other, window, axis, rows_per_step=1)
-    if reduction_of(claim.metric) is not Reduction.SUM:
-        return value
-    per_row = (ours.per_row(axis), other.per_row(axis))
-    if not all(per_row):
-        raise NotComparable(f"how many {axis.value} a step holds is unknown")
-    return value * claim.rows_per_step * per_row[0] / per_row[1]  # type: ignore[operator]
+    is_sum = reduction_of(claim.metric) is Reduction.SUM
+    own, others = ours.per_row(axis), other.per_row(axis)
+    if not own or not others:
+        if is_sum or claim.rows_per_step > 1:
+            raise NotComparable(f"how many {axis.value} a step holds is unknown")
+        return value_of(claim, other, window, axis, rows_per_step=1)
+    rows = claim.rows_per_step * own / others
+    joined = max(1, round(rows))
+    value = value_of(claim, other, window, axis, rows_per_step=joined)
+    return value * rows / joined if is_sum else value
 
 
 def _check_equal_steps(ours: RunConfig | None, other: RunConfig | None) -> None:

@@ -360,3 +360,24 @@ def test_exit_codes():
 def test_a_curve_without_the_metric_says_so():
     with pytest.raises(NotComparable, match="reward/mean was not logged by run"):
         run([0.1]).curve("reward/mean", Axis.STEP)
+
+
+@pytest.mark.parametrize("axis", [Axis.PROMPTS, Axis.TOKENS, Axis.STEP])
+@pytest.mark.parametrize("name", ["qwen2_5_math_7b_dapo_fully_async", "qwen3_5_35b_a3b_grpo_fully_async"])
+def test_an_asynchronous_run_against_itself_is_reproduced_on_every_axis(name: str, axis: Axis):
+    """Every fourth row publishes and takes three times as long: a row alone is not what a claim is about."""
+    config = compose_run_config([f"experiment={name}"])
+    assert config.published is not None
+    claims = {key: claim for key, claim in config.published.claims.items() if claim.statistic is not Statistic.ratio}
+    prompts, metrics = config.algorithm.prompts_per_step, {claim.metric for claim in claims.values()}
+    rows = []
+    for step in range(1, config.steps + 1):
+        seconds = 75.0 if step % 4 == 0 else 25.0
+        known = {"step": step, "prompts_trained": prompts * step, "tokens_trained": 900 * prompts * step}
+        values = dict.fromkeys(metrics, prompts / seconds)
+        rows.append(known | values | {"time/step_s": seconds})
+    ours = Curves("run", rows, config, config.steps, config.hardware.name)
+    findings = judge(Comparison(ours, claims, axis=axis, published=config.published, against=ours))
+    assert [(finding.name, finding.ours, finding.verdict) for finding in findings] == [
+        (finding.name, finding.theirs, Verdict.REPRODUCED) for finding in findings
+    ]
