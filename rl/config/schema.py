@@ -141,7 +141,7 @@ class ModelConfig:
     chat_template: str | None = None
     """None: the tokenizer's own. `plain`: message contents joined, for base models."""
     num_params: int | None = None
-    """Parameters. None: counted from the shape, or read from the model's files."""
+    """Parameters of the whole model, a vision tower included. None: counted from the shape, or read from its files."""
     shape: ModelShape | None = None
     """Its sizes, for plans made where its config.json is not; where it is, the two are compared. None: only from
     config.json."""

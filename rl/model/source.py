@@ -70,15 +70,16 @@ class HuggingFaceModel:
         folder = local_folder(config)
         if folder is not None:
             shape = shape_of(merged(read_config_json(folder), config.hf_overrides))
-            return replace(shape, num_params=config.num_params or shape.num_params or params_in_files(folder))
+            whole = config.num_params or (None if shape.num_params else params_in_files(folder))
+            return _counted(shape, whole)
         if config.shape is None or _overrides_size(config.hf_overrides):
             return None
-        shape = config.shape
-        return replace(
-            shape,
-            num_params=config.num_params or shape.num_params or shape.counted_params(),
-            max_positions=_overridden_positions(shape.max_positions, config.hf_overrides),
+        shape = replace(
+            config.shape,
+            num_params=config.shape.num_params or config.shape.counted_params(),
+            max_positions=_overridden_positions(config.shape.max_positions, config.hf_overrides),
         )
+        return _counted(shape, config.num_params)
 
     @classmethod
     def light_tokenizer(cls, config: ModelConfig) -> LightTokenizer | None:
@@ -184,6 +185,11 @@ def _may_download() -> bool:
 def _overrides_size(overrides: Mapping[str, Any]) -> bool:
     below = [value for value in overrides.values() if isinstance(value, Mapping)]
     return bool(SIZE_KEYS & overrides.keys()) or any(_overrides_size(value) for value in below)
+
+
+def _counted(shape: ModelShape, whole: int | None) -> ModelShape:
+    """`whole`: parameters of decoder and tower together, where somebody says them; else the shape's own count stays."""
+    return shape if whole is None else replace(shape, num_params=whole - shape.vision_params)
 
 
 def _overridden_positions(written: int | None, overrides: Mapping[str, Any]) -> int | None:

@@ -262,6 +262,15 @@ def test_num_params_of_the_config_wins(tiny_qwen3: Path):
     assert shape is not None and shape.num_params == 7
 
 
+def test_num_params_of_the_config_count_the_vision_tower_which_is_not_added_once_more():
+    """34,660,610,688 of the decoder and 446,571,248 of the tower, as conf/model/qwen3_5_35b_a3b.yaml says."""
+    plain = compose_run_config(["experiment=qwen3_5_35b_a3b_grpo_colocated"])
+    config = compose_run_config(["experiment=qwen3_5_35b_a3b_grpo_colocated", "model.num_params=35107181936"])
+    for model in (plain.model, config.model):
+        shape = HuggingFaceModel.shape(model)
+        assert shape is not None and (shape.num_params, shape.vision_params) == (34660610688, 446571248)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 8}])
 def test_the_tiny_model_has_the_parameters_that_its_shape_says(tmp_path, sizes: dict[str, Any]):
     from transformers import AutoModelForCausalLM
