@@ -22,7 +22,7 @@ from rl.config.compose import compose_run_config
 from rl.config.evidence import evidence_of
 from rl.config.load import to_plain
 from rl.config.lock import config_digest, deciding_settings
-from rl.config.published import ClaimConfig, PublishedConfig, Statistic, is_of_source
+from rl.config.published import ClaimConfig, PublishedConfig, Statistic, is_of_source, window_words
 from rl.config.register import experiment_files
 from rl.config.schema import RunConfig
 
@@ -113,11 +113,8 @@ def _result_cells(result: Result, key: str, published: PublishedConfig, digest: 
 
 
 def _what(key: str, claim: ClaimConfig) -> str:
-    window = "" if claim.first_step is None else f", from step {claim.first_step}"
-    window += "" if claim.last_step is None else f", up to step {claim.last_step}"
-    window += "" if claim.rows_per_step == 1 else f", {claim.rows_per_step} of our steps as one"
     over = f" over `{claim.versus}`" if claim.statistic is Statistic.ratio else ""
-    return f"`{key}`: {STATISTICS[claim.statistic]} `{claim.metric}`{over}{window}"
+    return f"`{key}`: {STATISTICS[claim.statistic]} `{claim.metric}`{over}{window_words(claim)}"
 
 
 def _published(claim: ClaimConfig) -> str:

@@ -342,8 +342,9 @@ def check_num_gpus(config: RunConfig) -> None:
             f". To train {params:,} parameters, fp32 masters, gradients and AdamW alone take {state:,.1f} GiB, divided "
             f"over the ranks; a GPU has {hardware.memory_gib:g} GiB"
         )
+    machines = "" if hardware.nodes == 1 else f" with hardware.nodes={hardware.nodes}"
     raise ConfigError(
-        f"hardware={hardware.name} has {num_gpus} GPU(s) and this run needs {config.num_gpus_used}: {how} "
+        f"hardware={hardware.name}{machines} has {num_gpus} GPU(s) and this run needs {config.num_gpus_used}: {how} "
         f"(placement.trainer_ranks={config.placement.trainer_ranks}, backend.rollout.replicas={rollout.replicas} of "
         f"tensor_parallel={rollout.num_gpus}). {remedy}."
     )
@@ -456,6 +457,10 @@ def check_machine(config: RunConfig) -> None:
         )
 
 
+def joins_cluster(config: RunConfig) -> bool:
+    return config.ray.address is not None or bool(os.environ.get("RAY_ADDRESS"))
+
+
 def missing_packages(config: RunConfig) -> dict[str, str]:
     """Packages that the chosen parts need and that are not installed, each with its remedy."""
     needed: dict[str, str] = {}
@@ -470,8 +475,8 @@ def missing_packages(config: RunConfig) -> dict[str, str]:
         )
     if isinstance(config.backend.trainer, MegatronConfig):
         needed["megatron"] = "Run: bash scripts/install_megatron.sh."
-    joins_cluster = config.ray.address is not None or bool(os.environ.get("RAY_ADDRESS"))
-    if (config.hardware.architecture or "").startswith("gfx") and joins_cluster:
+    is_in_cluster = joins_cluster(config) or config.hardware.nodes > 1
+    if (config.hardware.architecture or "").startswith("gfx") and is_in_cluster:
         # Ray counts AMD's GPUs by it, and without it finds none, and says nothing.
         needed["amdsmi"] = "Install it on every machine from ROCm's own copy: pip install /opt/rocm/share/amd_smi."
     return {package: remedy for package, remedy in needed.items() if importlib.util.find_spec(package) is None}

@@ -108,9 +108,9 @@ def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[s
     of_hardware = [key for key in status.changed if key.startswith("hardware.")]
     others = [key for key in status.changed if key not in of_hardware]
     lines = [f"{status.tag}: the settings of {config.experiment} as locked"]
-    if status.changed:
-        settings = "setting is not that" if len(status.changed) == 1 else "settings are not those"
-        lines = [f"{status.tag}: {len(status.changed)} {settings} locked for {config.experiment}"]
+    if num_settings := len(set(status.changed) - {HARDWARE_NAME}):
+        settings = "setting is not that" if num_settings == 1 else "settings are not those"
+        lines = [f"{status.tag}: {num_settings} {settings} locked for {config.experiment}"]
     for key in others[:LINES_SHOWN]:
         locked, ours = status.changed[key]
         lines.append(f"  {key}: {_shown(locked)} -> {_shown(ours)}")

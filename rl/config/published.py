@@ -111,6 +111,13 @@ class PublishedConfig:
     happens instead. Each is a deviation."""
 
 
+def window_words(claim: ClaimConfig) -> str:
+    """`, from step 401, 4 of our steps as one`; empty for all of a run, step by step."""
+    words = "" if claim.first_step is None else f", from step {claim.first_step}"
+    words += "" if claim.last_step is None else f", up to step {claim.last_step}"
+    return words + ("" if claim.rows_per_step == 1 else f", {claim.rows_per_step} of our steps as one")
+
+
 def is_of_source(published: PublishedConfig, hardware: str) -> bool:
     """Whether the source speaks of the hardware option of that name: it measured there, or argues that it would."""
     return hardware == published.measured_on or hardware in published.carried_over

@@ -8,9 +8,9 @@ from typing import Any
 
 from rl import exit_codes
 from rl.config.build import target_class
-from rl.config.check import missing_packages, not_there_yet
+from rl.config.check import joins_cluster, missing_packages, not_there_yet
 from rl.config.lock import published_lines, published_status
-from rl.config.published import ClaimConfig, ClaimOrigin, origin_on
+from rl.config.published import ClaimConfig, ClaimOrigin, origin_on, window_words
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import is_handed_over, weight_transport
@@ -81,6 +81,11 @@ def _missing(config: RunConfig) -> dict[str, str]:
         target_class(config.model._target_).check_present(config.model)
     except ConfigError as error:
         missing["model"] = str(error)
+    if config.hardware.nodes > 1 and not joins_cluster(config):
+        missing["Ray cluster"] = (
+            f"Start one of {config.hardware.nodes} machines with scripts/ray_cluster.sh and name it: "
+            "ray.address=HOST:PORT."
+        )
     return missing
 
 
@@ -214,7 +219,7 @@ def _claims(config: RunConfig) -> list[str]:
 
 def _claim(name: str, claim: ClaimConfig, origin: ClaimOrigin) -> str:
     versus = f" over {claim.versus}'s" if claim.versus else ""
-    what = f"{claim.metric} {claim.statistic.value.replace('_', ' ')}{versus}"
+    what = f"{claim.metric} {claim.statistic.value.replace('_', ' ')}{versus}{window_words(claim)}"
     value = f"{claim.value:g} +- {claim.tolerance:g} {claim.unit}".rstrip()
     return f"{name}: {what} = {value} ({origin.value.replace('_', ' ')}, {claim.read_from.value})"
 

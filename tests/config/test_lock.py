@@ -165,7 +165,7 @@ def test_a_card_that_no_source_speaks_of_makes_a_run_modified_though_it_is_set_u
     assert status is not None and status.tag == "modified"
     assert status.changed == {"hardware.name": ("mi300xx8", "mi325xx8")}
     first, second, third = lines_of(config)
-    assert first == f"modified: 1 setting is not that locked for {name}"
+    assert first == f"modified: the settings of {name} as locked"
     assert second == "  hardware=mi325xx8: its source speaks of no such"
     assert "not comparable on mi325xx8, because they are about speed: step_time_median" in third
     learning = ClaimConfig(metric="eval/dapo_aime_2024/published/avg@32", last_step=1)

@@ -113,6 +113,16 @@ def test_a_model_of_unknown_sizes_is_planned_as_far_as_it_is_known(capsys: pytes
     assert re.search(r"cannot run on this machine as it is: see 'missing here' under parts \(.*model\)$", page.rstrip())
 
 
+def test_the_plan_of_several_machines_asks_for_their_cluster_until_one_is_named(capsys: pytest.CaptureFixture[str]):
+    words = ["experiment=qwen2_5_math_7b_dapo_fully_async", "hardware=h200x8"]
+    print_plan(compose_run_config(words))
+    page = capsys.readouterr().out
+    assert "missing here: Ray cluster. Start one of 4 machines with scripts/ray_cluster.sh" in page
+    assert "step_time_median: time/step_s median, up to step 256, 4 of our steps as one = 219 +- 22 s" in page
+    print_plan(compose_run_config([*words, "ray.address=10.0.0.1:6379"]))
+    assert "Ray cluster" not in capsys.readouterr().out
+
+
 def test_steps_of_published_data_on_a_hub_are_known_without_it(capsys: pytest.CaptureFixture[str]):
     print_plan(compose_run_config(["experiment=qwen3_8b_grpo"]))
     page = capsys.readouterr().out
