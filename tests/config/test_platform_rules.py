@@ -141,7 +141,9 @@ def test_a_trainer_s_expandable_segments_count_where_an_engine_shares_its_proces
 def test_sixteen_and_sixteen_gpus_fit_four_machines_of_eight_and_not_three():
     experiment = "experiment=qwen2_5_math_7b_dapo_fully_async"
     check_devices(with_settings(experiment))
-    with pytest.raises(ConfigError, match=r"hardware=mi300xx8 has 24 GPU\(s\) and this run needs 32: .*each on their"):
+    with pytest.raises(
+        ConfigError, match=r"mi300xx8 with hardware\.nodes=3 has 24 GPU\(s\) and this run needs 32: .*each on their"
+    ):
         check_devices(with_settings(experiment, settings={"hardware.nodes": 3}))
 
 
