@@ -169,7 +169,8 @@ async def _known_error_as_value(work: Coroutine[Any, Any, Any]) -> Any:
     except (EngineError, ConfigError) as error:
         return error
     except SystemExit as end:  # in an actor's event loop Ray may not see it for minutes
-        return EngineError(f"the rollout engine ended its process by itself with exit code {end.code}")
+        what = f"process {os.getpid()} of the engine called sys.exit"
+        return EngineError(obituary(what, RuntimeError(f"exit code {end.code}"), own_place()))
 
 
 class RemoteEngine:
