@@ -32,6 +32,11 @@ def max_positions(text: Mapping[str, Any]) -> int | None:
     return min((_reach(rope, written, _original(rope, text)) for rope in _rope_settings(text)), default=written)
 
 
+def max_positions_of(text_config: Any) -> int | None:
+    """Of the text part of a config that transformers has read; some classes have the number under another name."""
+    return max_positions({**text_config.to_dict(), POSITIONS_KEY: getattr(text_config, POSITIONS_KEY, None)})
+
+
 def check_stretch(original: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Of whole config.json files, before and after overrides: raises ConfigError for another number of positions where
     the stretched ones would be stretched from that, unnoticed."""

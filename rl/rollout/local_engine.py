@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from rl.config.schema import LocalRolloutConfig
-from rl.model.positions import POSITIONS_KEY, max_positions
+from rl.model.positions import max_positions_of
 from rl.protocols import Bucket, EngineCapabilities, EngineError, Meeting, RemoteBucket, UpdateManifest
 from rl.rollout.decoding import Decoder, FinishedSample, SampleRequest
 from rl.rollout.engine import Engine
@@ -86,8 +86,7 @@ class LocalSampler:
         eos_ids = end_tokens(self._model_folder, config, self._tokenizer)
         self._decoder = Decoder(self._model, self._tokenizer, eos_ids=eos_ids, device=self._device)
         self._vocab_size: int = text_config.vocab_size
-        written = getattr(text_config, POSITIONS_KEY, None)  # under another name in some classes
-        self._max_length = max_positions({**text_config.to_dict(), POSITIONS_KEY: written})
+        self._max_length = max_positions_of(text_config)
         token_bytes = cache_bytes_per_token(text_config, bytes_per_element=self._model.dtype.itemsize)
         self._max_cached_tokens = int(CACHE_FRACTION * _total_memory(self._device) / token_bytes)
 

@@ -28,7 +28,7 @@ from sglang.srt.managers.io_struct import (
 from transformers import AutoConfig
 
 from rl.config.schema import Dtype, SGLangRolloutConfig
-from rl.model.positions import POSITIONS_KEY, max_positions
+from rl.model.positions import max_positions_of
 from rl.protocols import EngineError
 from rl.rollout.memory import cache_bytes_per_token
 from rl.rollout.sampler import agreed_version, merged_digests
@@ -251,7 +251,7 @@ def server_arguments(
 
 def model_length(text_config: Any) -> int:
     """Longest context that the model's config allows."""
-    length = max_positions({**text_config.to_dict(), POSITIONS_KEY: text_config.max_position_embeddings})
+    length = max_positions_of(text_config)
     assert length is not None
     return length
 
