@@ -11,6 +11,8 @@ from rl.plan.memory import Cache, Phase, cache_of, phases, trainer_gib
 from rl.plan.sizes import RunSizes, Sharing, sizes_of
 from rl.plan.time import StepTimes, predict
 
+MEASURED_AS = {"train": "train", "publish": "publish", "wake": "wake", "generate": "wait_for_batch"}
+"""Phase of the plan -> that of a run, `memory/gpu_<phase>_gib`."""
 TIGHT = 0.1
 """Of a GPU's memory. A smaller margin is called tight: activations are estimated, and allocators leave holes."""
 
@@ -131,12 +133,10 @@ def planned_metrics(config: RunConfig) -> dict[str, float]:
     planned: dict[str, float] = {}
     if not found.sizes.device.is_cpu:
         planned["plan/memory/gpu_peak_gib"] = trainer_gib(found.sizes)
-        measured = {"train": "train"}
-        if found.sizes.sharing is Sharing.turns:  # else the trainer's allocator keeps what it took to train
-            measured |= {"publish": "publish", "wake": "wake", "generate": "wait_for_batch"}
+        takes_turns = found.sizes.sharing is Sharing.turns  # else the trainer's allocator keeps what it took to train
         for phase in found.phases:
-            if phase.name in measured:
-                planned[f"plan/memory/gpu_{measured[phase.name]}_gib"] = phase.gib
+            if takes_turns or phase.name == "train":
+                planned[f"plan/memory/gpu_{MEASURED_AS[phase.name]}_gib"] = phase.gib
     elif (
         config.placement.trainer_ranks == 1 and found.sizes.sharing is Sharing.turns
     ):  # else it is of several processes

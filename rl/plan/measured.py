@@ -18,14 +18,13 @@ from rl.config.load import to_plain
 from rl.config.lock import config_digest
 from rl.config.schema import RunConfig
 from rl.loggers.jsonl import Row, read_metrics
-from rl.plan.forecast import planned_metrics
+from rl.plan.forecast import MEASURED_AS, planned_metrics
 
 log = logging.getLogger(__name__)
 
 FILE = Path("outputs/measurements.jsonl")
 TIMES = ("time/step_s", "time/wait_for_batch_s", "time/train_s", "time/publish_s")
-GPU_PHASES = ("train", "publish", "wake", "wait_for_batch")
-PEAKS = ("memory/gpu_peak_gib", *(f"memory/gpu_{phase}_gib" for phase in GPU_PHASES), "memory/rss_gib")
+PEAKS = ("memory/gpu_peak_gib", *(f"memory/gpu_{phase}_gib" for phase in MEASURED_AS.values()), "memory/rss_gib")
 OTHERS = ("rollout/response_tokens_mean", "rollout/tokens_per_s")
 
 

@@ -142,9 +142,8 @@ def _state_lines(shape: ModelShape, trainer: TrainerSizes, *, with_gradients: bo
     lines = [Line(what, f"{per_param} B x {words}", per_param * held)]
     if trainer.is_megatron and trainer.compute_bytes < 4:
         lines.append(Line("bf16 copy that computes", f"2 B x {words}", 2 * held))
-    if trainer.trains_on_images:
-        return [*lines, *_tower_lines(f"vision tower: {what}", per_param, shape, trainer)]
-    return [*lines, *_tower_lines("vision tower: fp32 masters, no image to train it", 4, shape, trainer)]
+    kept, size = (what, per_param) if trainer.trains_on_images else ("fp32 masters, no image to train it", 4)
+    return [*lines, *_tower_lines(f"vision tower: {kept}", size, shape, trainer)]
 
 
 def _tower_lines(what: str, size: int, shape: ModelShape, trainer: TrainerSizes) -> list[Line]:
