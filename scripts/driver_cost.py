@@ -140,18 +140,16 @@ def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int)
     far_class = ray.remote(_Far).options(num_cpus=0)
     ranks: list[Any] = [far_class.remote() for _ in range(NUM_RANKS)]
     ray.get([rank.step.remote([], []) for rank in ranks])
-    began, answers = time.process_time(), []
-    for group in range(num_rollouts // GROUP):
-        answers += ray.get(ranks[0].answers.remote(group, tokens))
+    began, groups = time.process_time(), []
+    for group_id in range(num_rollouts // GROUP):
+        groups.append([rollout for _, rollout in ray.get(ranks[0].answers.remote(group_id, tokens))])
     receiving = time.process_time() - began
-    rollouts = [rollout for _, rollout in answers]
-    groups = [rollouts[first : first + GROUP] for first in range(0, len(rollouts), GROUP)]
     grading = asyncio.run(cost_of_grading(groups))
     shares = [[of_ranks[rank] for of_ranks in batch.mini_batches] for rank in range(NUM_RANKS)]
     began = time.process_time()
     ray.get([rank.step.remote(share, batch.loss_counts) for rank, share in zip(ranks, shares, strict=True)])
     sending = time.process_time() - began
-    assert len(answers) == num_rollouts
+    assert sum(len(group) for group in groups) == num_rollouts
     for rank in ranks:
         ray.kill(rank)
     return receiving, grading, sending

@@ -105,19 +105,19 @@ def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[s
     """
     if status is None:
         return []
-    of_hardware = [key for key in status.changed if key.startswith("hardware.")]
-    others = [key for key in status.changed if key not in of_hardware]
+    settings = [key for key in status.changed if key != HARDWARE_NAME]
+    others = [key for key in settings if not key.startswith("hardware.")]
     lines = [f"{status.tag}: the settings of {config.experiment} as locked"]
-    if num_settings := len(set(status.changed) - {HARDWARE_NAME}):
-        settings = "setting is not that" if num_settings == 1 else "settings are not those"
-        lines = [f"{status.tag}: {num_settings} {settings} locked for {config.experiment}"]
+    if settings:
+        are_not = "setting is not that" if len(settings) == 1 else "settings are not those"
+        lines = [f"{status.tag}: {len(settings)} {are_not} locked for {config.experiment}"]
     for key in others[:LINES_SHOWN]:
         locked, ours = status.changed[key]
         lines.append(f"  {key}: {_shown(locked)} -> {_shown(ours)}")
     if len(others) > LINES_SHOWN:
         lines.append(f"  and {len(others) - LINES_SHOWN} more, see provenance.json")
-    if of_hardware:
-        of_platform = len(set(of_hardware) - {HARDWARE_NAME})
+    if len(others) < len(status.changed):
+        of_platform = len(settings) - len(others)
         what = f"{of_platform} of its architecture and environment" if of_platform else "its source speaks of no such"
         lines.append(f"  hardware={config.hardware.name}: {what}")
     return lines + _claim_lines(config)

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def frame_lengths(data: bytes | bytearray) -> list[int]:
     return [length for (length,) in LENGTH.iter_unpack(data)]
 
 
-def unpacked(frames: list[bytearray]) -> Any:
+def unpacked(frames: Sequence[bytes | bytearray]) -> Any:
     """Only of messages between a run and its own children."""
     return pickle.loads(frames[0], buffers=frames[1:])  # noqa: S301
 
@@ -55,7 +56,7 @@ def main() -> None:
     failure: Failed | None = None
     task: Any = None
     try:
-        task = unpacked([bytearray(sys.stdin.buffer.read())])
+        task = unpacked([sys.stdin.buffer.read()])
     except Exception as error:  # noqa: BLE001 - whatever it is, whoever asks must hear it
         failure = Failed(f"it could not load the task: {in_words(error)}")
     own_pid = os.getpid()
