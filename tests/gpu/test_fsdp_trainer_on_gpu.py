@@ -12,22 +12,19 @@ from rl.config.algorithms import GRPOConfig
 from rl.config.schema import Dtype, FSDPConfig, OptimizerConfig
 from rl.trainer.attention import _by_runs, _flash, equal_length_runs
 from rl.trainer.fsdp_trainer import FSDPTrainer
+from tests.lone_rank import lone_rank
 from tests.made_groups import made_batch, packed
 
 pytestmark = pytest.mark.gpu
 
 
 def trainer(folder: Path, device: str, **settings) -> FSDPTrainer:
-    return FSDPTrainer(
+    return lone_rank(
         FSDPConfig(optimizer=OptimizerConfig(lr=1e-3), **({"compute_dtype": Dtype.float32} | settings)),
-        model_folder=folder,
-        algorithm=GRPOConfig(prompts_per_step=4, group_size=4, prompts_per_mini_batch=2, kl_coef=0.01),
-        device=device,
-        rank=0,
-        num_ranks=1,
-        store=None,
-        seed=0,
+        folder,
+        GRPOConfig(prompts_per_step=4, group_size=4, prompts_per_mini_batch=2, kl_coef=0.01),
         total_updates=20,
+        device=device,
     )
 
 

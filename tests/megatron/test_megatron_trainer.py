@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.build import build
 from rl.config.schema import (
     ConfigError,
     Dtype,
@@ -28,6 +27,7 @@ from rl.trainer.group import TrainerGroup
 from rl.trainer.packing import pack
 from rl.types import Prompt, RolloutGroup, Sampling, StepStats, TrainBatch
 from rl.weights.publish import publish_weights
+from tests.lone_rank import lone_rank
 from tests.made_groups import made_batch
 from tests.tiny_models import write_tiny_qwen3
 
@@ -42,17 +42,7 @@ def settings(config: type[TrainerConfig], **changed) -> TrainerConfig:
 
 
 def trainer(folder: Path, config: type[TrainerConfig] = MegatronConfig, **changed):
-    return build(
-        settings(config, **changed),
-        model_folder=folder,
-        algorithm=ALGORITHM,
-        device="cpu",
-        rank=0,
-        num_ranks=1,
-        store=None,
-        seed=0,
-        total_updates=100,
-    )
+    return lone_rank(settings(config, **changed), folder, ALGORITHM, total_updates=100)
 
 
 def packed(groups: list[RolloutGroup], **changed) -> TrainBatch:

@@ -10,13 +10,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
-from rl.config.algorithms import GRPOConfig
 from rl.config.compose import compose_run_config
-from rl.config.schema import FSDPConfig, Packing, RunConfig
+from rl.config.schema import Packing, RunConfig
 from rl.plan.memory import phases, trainable_params
 from rl.plan.sizes import sizes_of
 from rl.rollout.local_engine import empty_model
 from rl.trainer.fsdp_trainer import FSDPTrainer
+from tests.lone_rank import lone_rank
 from tests.made_groups import answered, packed
 from tests.made_images import image_prompt, miniature, png, renderer_of, text_prompt
 
@@ -41,18 +41,7 @@ def trained(folder: Path, config: RunConfig, *, has_image: bool) -> FSDPTrainer:
     renderer = renderer_of(folder)
     prompt = image_prompt(renderer, [png(64, 64, seed=0)]) if has_image else text_prompt(renderer)
     group = answered(prompt, group_id=0, num_tokens=4, drawn_from=(20, 200), logprob=-5.0)
-    assert isinstance(config.backend.trainer, FSDPConfig) and isinstance(config.algorithm, GRPOConfig)
-    trainer = FSDPTrainer(
-        config.backend.trainer,
-        model_folder=folder,
-        algorithm=config.algorithm,
-        device="cpu",
-        rank=0,
-        num_ranks=1,
-        store=None,
-        seed=0,
-        total_updates=1,
-    )
+    trainer = lone_rank(config.backend.trainer, folder, config.algorithm, total_updates=1)
     batch = packed([group], packing=Packing.one_sequence)
     trainer.step([ranks[0] for ranks in batch.mini_batches], batch.loss_counts)
     return trainer

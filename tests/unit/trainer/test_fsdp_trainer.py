@@ -14,6 +14,7 @@ from rl.config.schema import ConfigError, Dtype, FSDPConfig, OptimizerConfig, Pa
 from rl.trainer.checkpoint import check_export
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.types import StepStats, TrainBatch
+from tests.lone_rank import lone_rank
 from tests.made_groups import made_batch, made_group, packed
 from tests.tiny_models import write_tiny
 
@@ -24,15 +25,10 @@ def trainer(
     folder: Path, *, lr: float = 1e-2, algorithm: dict | None = None, optimizer: dict | None = None, **settings
 ) -> FSDPTrainer:
     defaults = {"compute_dtype": Dtype.float32, "recompute": False}
-    return FSDPTrainer(
+    return lone_rank(
         FSDPConfig(optimizer=OptimizerConfig(lr=lr, **(optimizer or {})), **(defaults | settings)),
-        model_folder=folder,
-        algorithm=GRPOConfig(**({"prompts_per_step": GROUPS, "group_size": 4} | (algorithm or {}))),
-        device="cpu",
-        rank=0,
-        num_ranks=1,
-        store=None,
-        seed=0,
+        folder,
+        GRPOConfig(**({"prompts_per_step": GROUPS, "group_size": 4} | (algorithm or {}))),
         total_updates=100,
     )
 

@@ -15,19 +15,15 @@ from rl.config.sentinels import SentinelAction, SentinelConfig, SentinelsConfig
 from rl.sentinels import DTYPE_LIMITS, WATCHES, Sentinels
 from rl.trainer.fsdp_trainer import FSDPTrainer
 from rl.types import TrainBatch
+from tests.lone_rank import lone_rank
 from tests.made_groups import made_batch, packed
 
 
 def trainer(folder, *, dtype: Dtype = Dtype.float32, **algorithm) -> FSDPTrainer:
-    return FSDPTrainer(
+    return lone_rank(
         FSDPConfig(optimizer=OptimizerConfig(lr=1e-2), compute_dtype=dtype, recompute=False),
-        model_folder=folder,
-        algorithm=GRPOConfig(prompts_per_step=2, group_size=4, **algorithm),
-        device="cpu",
-        rank=0,
-        num_ranks=1,
-        store=None,
-        seed=0,
+        folder,
+        GRPOConfig(prompts_per_step=2, group_size=4, **algorithm),
         total_updates=10,
     )
 
