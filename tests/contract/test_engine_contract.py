@@ -858,7 +858,8 @@ def test_the_death_of_its_process_reaches_every_waiting_call(kind: str, folders:
     async def die() -> float:
         sampling = Sampling(2.0, 450, 0)
         waiting = [asyncio.ensure_future(sample(session.engine, group_id=g, n=8, sampling=sampling)) for g in range(3)]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
+        await sample(session.engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=8))
         os.kill(session.pid, signal.SIGKILL)
         started = time.monotonic()
         results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -278,7 +278,8 @@ def test_closing_ends_what_runs_and_tells_who_waits(tiny_qwen3: Path):
             calls = [
                 asyncio.create_task(sample(engine, prompt_of(5), sampling=Sampling(1.0, 400, s))) for s in range(2)
             ]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)
+            await sample(engine, prompt_of(6), group_id=1, sampling=Sampling(1.0, 4, 0))
             await asyncio.wait_for(engine.close(), 10)
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(result, EngineError)
