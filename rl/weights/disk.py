@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
+import xxhash
 
 from rl.protocols import Bucket, EngineError, StoredBucket
 from rl.weights.packed import safetensors_bytes
@@ -57,4 +57,4 @@ def remove_stale(folder: Path) -> None:
 
 
 def _digest(payload: bytes) -> str:
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+    return xxhash.xxh3_128_hexdigest(payload)
