@@ -20,6 +20,9 @@ class _Sequence:
     staleness: int
     loss_mask: BoolArray
     """[L]"""
+    length: int
+    """L"""
+    num_loss_tokens: int
     group_loss_tokens: int = 0
 
     @property
@@ -28,9 +31,6 @@ class _Sequence:
         if rollout.token_advantages is None:
             return rollout.advantage != 0.0
         return bool(rollout.token_advantages[self.loss_mask].any())
-
-    def __len__(self) -> int:
-        return len(self.rollout.token_ids)
 
 
 def pack(
@@ -51,39 +51,36 @@ def pack(
     """
     per_update = prompts_per_mini_batch or len(groups)
     assert len(groups) % per_update == 0, f"{len(groups)} groups do not split into mini-batches of {per_update}"
-    batch = TrainBatch(
-        mini_batches=[],
-        loss_counts=[],
-        metrics=batch_metrics(groups, policy_version=policy_version),
-    )
+    by_group = [_sequences(group, policy_version) for group in groups]
+    batch = TrainBatch(mini_batches=[], loss_counts=[], metrics=_metrics(groups, by_group, policy_version))
     for start in range(0, len(groups), per_update):
-        of_update = groups[start : start + per_update]
-        sequences = [sequence for group in of_update for sequence in _sequences(group, policy_version)]
-        counts = [int(np.count_nonzero(sequence.loss_mask)) for sequence in sequences]
+        sequences = [sequence for of_group in by_group[start : start + per_update] for sequence in of_group]
+        trained = [sequence for sequence in sequences if sequence.num_loss_tokens > 0]
         batch.loss_counts.append(
             LossCounts(
-                tokens=sum(counts),
-                sequences=sum(count > 0 for count in counts),
-                groups=len({s.rollout.group_id for s, count in zip(sequences, counts, strict=True) if count}),
+                tokens=sum(sequence.num_loss_tokens for sequence in trained),
+                sequences=len(trained),
+                groups=len({sequence.rollout.group_id for sequence in trained}),
             )
         )
-        run = [
-            sequence
-            for sequence, count in zip(sequences, counts, strict=True)
-            if count > 0 and not (skip_zero_advantage and not sequence.has_advantage)
-        ]
+        run = [sequence for sequence in trained if sequence.has_advantage or not skip_zero_advantage]
         bins = _bins(run, num_ranks, max_tokens_per_micro_batch, packing)
-        batch.mini_batches.append(_micro_batches(bins, fallback=min(sequences, key=len)))
+        batch.mini_batches.append(_micro_batches(bins, fallback=min(sequences, key=_length)))
     return batch
+
+
+def _length(sequence: _Sequence) -> int:
+    return sequence.length
 
 
 def _sequences(group: RolloutGroup, policy_version: int) -> list[_Sequence]:
     """A token whose log-prob the engine did not give as a number is not trained on, and in no denominator."""
     masks = [rollout.loss_mask & np.isfinite(rollout.rollout_logprobs) for rollout in group.rollouts]
-    total = sum(int(np.count_nonzero(mask)) for mask in masks)
+    counts = [int(np.count_nonzero(mask)) for mask in masks]
+    total = sum(counts)
     return [
-        _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version, mask, total)
-        for rollout, mask in zip(group.rollouts, masks, strict=True)
+        _Sequence(rollout, group.prompt, policy_version - rollout.min_policy_version, mask, len(mask), count, total)
+        for rollout, mask, count in zip(group.rollouts, masks, counts, strict=True)
     ]
 
 
@@ -119,7 +116,8 @@ def pack_to_score(
 ) -> ScoreBatch:
     """`prompts[i]` is that of `rollouts[i]`. Balanced and packed as `pack` does it."""
     sequences = [
-        _Sequence(rollout, prompt, 0, rollout.loss_mask) for prompt, rollout in zip(prompts, rollouts, strict=True)
+        _Sequence(rollout, prompt, 0, rollout.loss_mask, len(rollout.loss_mask), rollout.num_response_tokens)
+        for prompt, rollout in zip(prompts, rollouts, strict=True)
     ]
     place_of = {id(sequence): place for place, sequence in enumerate(sequences)}
     bins = _bins(sequences, num_ranks, max_tokens_per_micro_batch, packing)
@@ -171,10 +169,10 @@ def _balance(sequences: list[_Sequence], num_ranks: int) -> list[list[_Sequence]
     """Longest first, each to the rank with the fewest tokens so far: largest load within 4/3 of the best."""
     shares: list[list[_Sequence]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for sequence in sorted(sequences, key=len, reverse=True):
+    for sequence in sorted(sequences, key=_length, reverse=True):
         rank = loads.index(min(loads))
         shares[rank].append(sequence)
-        loads[rank] += len(sequence)
+        loads[rank] += sequence.length
     return shares
 
 
@@ -186,19 +184,20 @@ def _split(share: list[_Sequence], max_tokens: int, packing: Packing) -> Iterato
     bins: list[list[_Sequence]] = []
     room: list[int] = []
     for sequence in share:
-        place = next((i for i, left in enumerate(room) if left >= len(sequence)), None)
+        length = sequence.length
+        place = next((i for i, left in enumerate(room) if left >= length), None)
         if place is None:
             bins.append([])
             room.append(max_tokens)
             place = len(bins) - 1
         bins[place].append(sequence)
-        room[place] -= len(sequence)
+        room[place] -= length
     yield from bins
 
 
 def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
     rollouts = [sequence.rollout for sequence in sequences]
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    lengths = np.array([sequence.length for sequence in sequences], dtype=np.int64)
     cu_seqlens = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     loss_mask = np.concatenate([sequence.loss_mask for sequence in sequences])
     assert not loss_mask[cu_seqlens[:-1]].any(), "the first token of a sequence has no prediction"
@@ -207,7 +206,7 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
         cu_seqlens=cu_seqlens,
         prompt_lengths=np.array([len(s.prompt.token_ids) for s in sequences], dtype=np.int32),
         loss_mask=loss_mask,
-        advantages=_on_mask(loss_mask, np.concatenate([_advantages(r) for r in rollouts])),
+        advantages=_on_mask(loss_mask, _advantages(rollouts, lengths)),
         rollout_logprobs=_on_mask(loss_mask, np.concatenate([r.rollout_logprobs for r in rollouts])),
         temperatures=np.array([r.temperature for r in rollouts], dtype=np.float32),
         staleness=np.array([sequence.staleness for sequence in sequences], dtype=np.int32),
@@ -219,14 +218,17 @@ def _micro_batch(sequences: list[_Sequence]) -> MicroBatch:
 
 def _on_mask(loss_mask: BoolArray, values: FloatArray) -> FloatArray:
     """`values`, changed in place: 0 elsewhere, also where a log-prob is not finite."""
-    values[~loss_mask] = 0.0
+    np.copyto(values, np.float32(0.0), where=~loss_mask)
     return values
 
 
-def _advantages(rollout: Rollout) -> FloatArray:
-    if rollout.token_advantages is not None:
-        return rollout.token_advantages.astype(np.float32)
-    return np.full(len(rollout.token_ids), rollout.advantage, dtype=np.float32)
+def _advantages(rollouts: Sequence[Rollout], lengths: NDArray[np.int64]) -> FloatArray:
+    """[T]"""
+    of_answers = np.repeat(np.array([rollout.advantage for rollout in rollouts], dtype=np.float32), lengths)
+    for rollout, end in zip(rollouts, lengths.cumsum(), strict=True):
+        if rollout.token_advantages is not None:
+            of_answers[end - len(rollout.token_advantages) : end] = rollout.token_advantages
+    return of_answers
 
 
 def _join_position_ids(sequences: list[_Sequence]) -> IntArray | None:
@@ -240,8 +242,8 @@ def _position_ids(sequence: _Sequence) -> IntArray:
     """[3, L]. The response follows the largest position of the prompt, which need not be its last."""
     of_prompt = sequence.prompt.position_ids
     if of_prompt is None:
-        return np.broadcast_to(np.arange(len(sequence), dtype=np.int32), (3, len(sequence)))
-    num_response = len(sequence) - of_prompt.shape[1]
+        return np.broadcast_to(np.arange(sequence.length, dtype=np.int32), (3, sequence.length))
+    num_response = sequence.length - of_prompt.shape[1]
     of_response = np.arange(num_response, dtype=np.int32) + of_prompt.max() + 1
     return np.concatenate([of_prompt, np.broadcast_to(of_response, (3, num_response))], axis=1, dtype=np.int32)
 
@@ -266,12 +268,19 @@ def _num_distinct(group: RolloutGroup) -> int:
 
 def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dict[str, float]:
     """Statistics over every rollout of the batch, run or skipped."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return _metrics(groups, [_sequences(group, policy_version) for group in groups], policy_version)
+
+
+def _metrics(
+    groups: Sequence[RolloutGroup], by_group: Sequence[Sequence[_Sequence]], policy_version: int
+) -> dict[str, float]:
+    sequences = [sequence for of_group in by_group for sequence in of_group]
+    rollouts = [sequence.rollout for sequence in sequences]
     rewards = np.concatenate([group.rewards for group in groups])
     lengths = np.array([rollout.num_response_tokens for rollout in rollouts])
-    oldest = np.array([rollout.min_policy_version for rollout in rollouts])
-    spread = np.array([rollout.max_policy_version for rollout in rollouts]) - oldest
-    staleness = policy_version - oldest
+    staleness = np.array([sequence.staleness for sequence in sequences])
+    newest = np.array([rollout.max_policy_version for rollout in rollouts])
+    spread = newest - (policy_version - staleness)
     discarded = np.array([rollout.num_discarded_tokens for rollout in rollouts])
     metrics = {
         "reward/mean": rewards.mean(),
@@ -288,9 +297,7 @@ def batch_metrics(groups: Sequence[RolloutGroup], *, policy_version: int) -> dic
         "rollout/version_spread_max": spread.max(),
         "rollout/restarted_fraction": np.mean(discarded > 0),
         "rollout/discarded_tokens": discarded.sum(),
-        "rollout/nonfinite_logprobs": sum(
-            np.count_nonzero(r.loss_mask & ~np.isfinite(r.rollout_logprobs)) for r in rollouts
-        ),
+        "rollout/nonfinite_logprobs": lengths.sum() - sum(sequence.num_loss_tokens for sequence in sequences),
     }
     metrics |= _staleness_histogram(staleness)
     if rollouts[0].ref_logprobs is not None:
