@@ -1,7 +1,7 @@
 """Any rollout engine in a process of its own: a Ray actor that hosts it, and the driver's handle.
 
 Calls of `generate` that are made together go in one message, in their order, and results come back in bulk from a
-standing request for whatever has finished: a message costs a millisecond, and a step has a thousand rollouts.
+standing request for calls that have ended: a message costs a millisecond, and a step has thousands of rollouts.
 
 The end of the process ends that standing request, so it is noticed at once. A process that lives and hangs is noticed
 by a beat that its event loop must answer, and an engine that died or hangs inside a sound process by a question that
@@ -23,6 +23,7 @@ from typing import Any
 from rl.config.build import build
 from rl.config.schema import ConfigError, RolloutConfig
 from rl.faults import last_lines
+from rl.messages import Parcel, opened, parcel
 from rl.placement.ray_runtime import (
     Place,
     Seat,
@@ -51,6 +52,10 @@ from rl.weights.packed import PackedBucket, pack, unpack
 
 START_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 60.0
+HOLD_S = 2.0
+"""For which samples of a call that goes on wait in the process of the engine, for the rest of it to go with them."""
+HOLD_FRACTION = 0.01
+"""Of the time that it took, for which a call that has ended waits there for others, unless none is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,8 @@ class _EngineHost:
         os.environ.update(env)  # Ray may have hidden devices from an actor that asked for none
         self._probe = Probe()
         self._results: _Results = []
-        self._has_results = asyncio.Event()
+        self._due: asyncio.TimerHandle | None = None
+        self._is_due = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._engine: RolloutEngine | None = None
         self._session: UpdateSession | None = None
@@ -99,7 +105,7 @@ class _EngineHost:
     async def submit(self, calls: list[_Call]) -> None:
         for call in calls:
             task = self._tasks[call.call_id] = asyncio.create_task(self._generate(call))
-            task.add_done_callback(functools.partial(self._end, call))
+            task.add_done_callback(functools.partial(self._end, call, time.monotonic()))
 
     async def _generate(self, call: _Call) -> None:
         samples = self._started.generate(call.prompt, group_id=call.group_id, n=call.n, sampling=call.sampling)
@@ -107,27 +113,43 @@ class _EngineHost:
             self._probe.has_sampled = True
             self._put(call, rollout)
 
-    def _end(self, call: _Call, task: asyncio.Task[None]) -> None:
+    def _end(self, call: _Call, began: float, task: asyncio.Task[None]) -> None:
         del self._tasks[call.call_id]
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._put(call, as_engine_error(error))
+        if self._results:
+            self._be_due_in((time.monotonic() - began) * HOLD_FRACTION if self._tasks else 0.0)
 
     def _put(self, call: _Call, result: Rollout | EngineError) -> None:
         self._results.append((call.call_id, result))
-        self._has_results.set()
+        self._be_due_in(HOLD_S)
+
+    def _be_due_in(self, seconds: float) -> None:
+        """At the latest."""
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + seconds
+        if self._due is None or self._due.when() > due_at:
+            self._stop_timer()
+            self._due = loop.call_at(due_at, self._is_due.set)
+
+    def _stop_timer(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
     async def cancel(self, call_ids: list[int]) -> None:
         for call_id in call_ids:
             if call_id in self._tasks:
                 self._tasks[call_id].cancel()
 
-    async def poll(self) -> _Results:
-        """Whatever has come since the last time; waits until there is something."""
-        await self._has_results.wait()
-        self._has_results.clear()
+    async def poll(self) -> Parcel:
+        """`_Results` since the last time; waits for some, and for others to go with them."""
+        await self._is_due.wait()
+        self._is_due.clear()
+        self._stop_timer()
         results, self._results = self._results, []
-        return results
+        return parcel(results)
 
     async def beat(self) -> EngineError | None:
         """The answer itself says that the process is well; the error, that the engine in it is not."""
@@ -277,7 +299,7 @@ class RemoteEngine:
 
     async def _receive_results(self) -> None:
         while True:
-            for call_id, result in await self._ask("generate", self._actor.poll.remote()):
+            for call_id, result in opened(await self._ask("generate", self._actor.poll.remote())):
                 if call_id in self._waiting:
                     self._waiting[call_id].put_nowait(result)
 

@@ -20,7 +20,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rl.config.schema import ConfigError
-from rl.tasks.scoring_host import LENGTH, Failed, frame_lengths, packed, unpacked
+from rl.messages import unpickled
+from rl.tasks.scoring_host import LENGTH, Failed, frame_lengths, packed
 from rl.types import Prompt, Reward, RewardError, Rollout
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class _Child:
     async def _receive(self, loop: asyncio.AbstractEventLoop) -> Any:
         (num_frames,) = frame_lengths(await self._bytes(loop, LENGTH.size))
         lengths = frame_lengths(await self._bytes(loop, LENGTH.size * num_frames))
-        return unpacked([await self._bytes(loop, length) for length in lengths])
+        return unpickled([await self._bytes(loop, length) for length in lengths])
 
     async def _bytes(self, loop: asyncio.AbstractEventLoop, count: int) -> bytearray:
         data = bytearray()

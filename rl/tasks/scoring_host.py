@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import signal
 import socket
 import struct
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rl.messages import pickled, unpickled
 
 LENGTH = struct.Struct(">Q")
 _PR_SET_PDEATHSIG = 1
@@ -30,13 +30,8 @@ class Failed:
 
 
 def packed(message: Any) -> list[memoryview]:
-    """Number and lengths of the frames that follow, then a pickle and the arrays that it leaves out.
-
-    Arrays go as they lie in memory: a step has hundreds of megabytes of them.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    frames = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    """Number and lengths of the frames that follow, and these: a step has hundreds of megabytes of arrays."""
+    frames = pickled(message)
     lengths = (len(frames), *(frame.nbytes for frame in frames))
     return [memoryview(b"".join(map(LENGTH.pack, lengths))), *frames]
 
@@ -45,18 +40,13 @@ def frame_lengths(data: bytes | bytearray) -> list[int]:
     return [length for (length,) in LENGTH.iter_unpack(data)]
 
 
-def unpacked(frames: Sequence[bytes | bytearray]) -> Any:
-    """Only of messages between a run and its own children."""
-    return pickle.loads(frames[0], buffers=frames[1:])  # noqa: S301
-
-
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes care of children that have ended
     failure: Failed | None = None
     task: Any = None
     try:
-        task = unpacked([sys.stdin.buffer.read()])
+        task = unpickled([sys.stdin.buffer.read()])
     except Exception as error:  # noqa: BLE001 - whatever it is, whoever asks must hear it
         failure = Failed(f"it could not load the task: {in_words(error)}")
     own_pid = os.getpid()
@@ -96,7 +86,7 @@ def _serve(task: Any, channel: socket.socket) -> None:
         while header := requests.read(LENGTH.size):
             (num_frames,) = frame_lengths(header)
             lengths = frame_lengths(requests.read(LENGTH.size * num_frames))
-            prompt, rollouts = unpacked([bytearray(requests.read(length)) for length in lengths])
+            prompt, rollouts = unpickled([bytearray(requests.read(length)) for length in lengths])
             try:
                 answer = packed([task.score(prompt, rollout) for rollout in rollouts])
             except Exception as error:  # noqa: BLE001 - a grader that failed, whatever it raised

@@ -36,7 +36,7 @@ CONFIG_DOOR = {
     "rl.config.build",
 }
 """All that a part may know of the configuration: its own settings and how to build a class from them."""
-BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.grading", "rl.progress"} | CONFIG_DOOR
+BASE = {"rl.types", "rl.protocols", "rl.faults", "rl.grading", "rl.messages", "rl.progress"} | CONFIG_DOOR
 
 PARTS = {
     "algorithms": set(),
@@ -72,6 +72,7 @@ MODULES = {
     "rl.accounting": set(),
     "rl.faults": set(),
     "rl.grading": {"rl.types", "rl.protocols"},
+    "rl.messages": set(),
     "rl.progress": set(),
     "rl.resident": set(),
     "rl.stream": {"rl.types", "rl.protocols", "rl.config.schema", "rl.accounting", "rl.grading"},

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,11 @@ from transformers import AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Dtype, LocalRolloutConfig
 from rl.faults import headline, last_lines
+from rl.messages import opened
 from rl.placement import ray_runtime
 from rl.placement.ray_runtime import actor_env, ensure_ray, set_driver_env, shutdown_ray
 from rl.protocols import EngineError
+from rl.rollout import remote
 from rl.rollout.remote import RemoteEngine, _Call, _EngineHost
 from rl.types import FinishReason, Prompt, Rollout, Sampling
 from rl.weights.packed import pack, unpack
@@ -144,7 +147,7 @@ async def test_a_process_runs_as_many_calls_at_once_as_it_is_given_and_answers_o
     engine.may_end.set()
     answers: list[tuple[int, Any]] = []
     while len(answers) < 1000:
-        answers += await asyncio.wait_for(host.poll(), 5)
+        answers += opened(await asyncio.wait_for(host.poll(), 5))
     assert sorted(call_id for call_id, _ in answers) == [call_id for call_id in range(1500) if call_id % 3 != 2]
     for call_id, answer in answers:
         if call_id % 3 == 1:
@@ -154,6 +157,86 @@ async def test_a_process_runs_as_many_calls_at_once_as_it_is_given_and_answers_o
     assert engine.num_running == 0
     assert not host._tasks
     assert not host._results
+
+
+class PushedEngine:
+    """Makes samples as the test pushes them; -1 ends a call."""
+
+    def __init__(self) -> None:
+        self.queues: dict[int, asyncio.Queue[int]] = {}
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        queue = self.queues[group_id] = asyncio.Queue()
+        while (index := await queue.get()) >= 0:
+            is_response = np.arange(3) == 2
+            row, versions = np.zeros(3, np.float32), np.where(is_response, 0, -1).astype(np.int32)
+            yield Rollout(
+                group_id, index, np.arange(3, dtype=np.int32), is_response, row, 1.0, versions, FinishReason.STOP
+            )
+
+
+async def pushed_host(num_calls: int) -> tuple[_EngineHost, dict[int, asyncio.Queue[int]]]:
+    host, engine = _EngineHost({}), PushedEngine()
+    host._engine = engine  # type: ignore[assignment]
+    await host.submit([_Call(i, PROMPT, i, 4, Sampling(1.0, 8, 0)) for i in range(num_calls)])
+    await asyncio.sleep(0)
+    return host, engine.queues
+
+
+async def message(host: _EngineHost) -> list[tuple[int, int]]:
+    """(call, index of its sample)"""
+    return [(call_id, result.index) for call_id, result in opened(await asyncio.wait_for(host.poll(), 5))]
+
+
+async def test_samples_wait_for_the_rest_of_their_group_and_travel_in_one_message():
+    """A message costs the driver a millisecond or two, and a step has thousands of answers."""
+    host, queues = await pushed_host(2)
+    for index in (2, 0, 3):
+        queues[0].put_nowait(index)
+    queues[1].put_nowait(1)
+    polled = asyncio.ensure_future(message(host))
+    await asyncio.sleep(0.1)
+    assert not polled.done()
+    for index in (1, -1):
+        queues[0].put_nowait(index)
+    assert await polled == [(0, 2), (0, 0), (0, 3), (1, 1), (0, 1)]
+    for index in (0, -1):
+        queues[1].put_nowait(index)
+    assert await message(host) == [(1, 0)]
+
+
+async def test_a_group_that_takes_long_does_not_hold_its_samples_for_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(remote, "HOLD_S", 0.2)
+    host, queues = await pushed_host(1)
+    began = time.monotonic()
+    queues[0].put_nowait(0)
+    await asyncio.sleep(0.1)
+    queues[0].put_nowait(1)
+    assert await message(host) == [(0, 0), (0, 1)]
+    assert 0.2 <= time.monotonic() - began < 1.0
+    queues[0].put_nowait(2)
+    assert await message(host) == [(0, 2)]
+
+
+async def test_a_group_that_has_ended_waits_for_others_by_a_share_of_its_time_unless_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(remote, "HOLD_FRACTION", 100.0)
+    host, queues = await pushed_host(3)
+    await asyncio.sleep(0.05)  # so it would wait for 5 s, were it not for the limit of its sample
+    monkeypatch.setattr(remote, "HOLD_S", 0.3)
+    for index in (0, -1):
+        queues[0].put_nowait(index)
+    await asyncio.sleep(0.05)
+    for index in (0, -1):
+        queues[1].put_nowait(index)
+    assert await message(host) == [(0, 0), (1, 0)]
+    monkeypatch.setattr(remote, "HOLD_S", 60.0)
+    for index in (0, -1):
+        queues[2].put_nowait(index)
+    assert await message(host) == [(2, 0)]
 
 
 @asynccontextmanager
