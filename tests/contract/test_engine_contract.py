@@ -647,11 +647,14 @@ LONG = Sampling(temperature=1.0, max_new_tokens=300, seed=5)
 
 
 async def begin(engine: RolloutEngine, *, num_groups: int = 3, sampling: Sampling = LONG) -> asyncio.Future[Any]:
-    """Groups of 4 that are being sampled: the first sample of another group, which is short, has come."""
+    """Groups of 4 that are being sampled: a short sample has come that was asked for together with them.
+
+    Together, because the embedded engine starts what waits in one round, and what comes later in the next.
+    """
+    short = asyncio.ensure_future(sample(engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=20)))
     groups = [sample(engine, prompt_of(5 + g), group_id=g, sampling=sampling) for g in range(num_groups)]
     running = asyncio.ensure_future(asyncio.gather(*groups))
-    await asyncio.sleep(0)
-    await sample(engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=20))
+    await short
     return running
 
 
@@ -857,9 +860,11 @@ def test_the_death_of_its_process_reaches_every_waiting_call(kind: str, folders:
 
     async def die() -> float:
         sampling = Sampling(2.0, 450, 0)
+        short = asyncio.ensure_future(
+            sample(session.engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=8))
+        )
         waiting = [asyncio.ensure_future(sample(session.engine, group_id=g, n=8, sampling=sampling)) for g in range(3)]
-        await asyncio.sleep(0)
-        await sample(session.engine, group_id=99, n=1, sampling=replace(sampling, max_new_tokens=8))
+        await short
         os.kill(session.pid, signal.SIGKILL)
         started = time.monotonic()
         results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -275,11 +275,11 @@ def test_an_error_of_the_model_reaches_every_caller_with_its_cause(tiny_qwen3: P
 def test_closing_ends_what_runs_and_tells_who_waits(tiny_qwen3: Path):
     async def run() -> None:
         async with engine_on(tiny_qwen3) as engine:
+            short = asyncio.create_task(sample(engine, prompt_of(6), group_id=1, sampling=Sampling(1.0, 4, 0)))
             calls = [
                 asyncio.create_task(sample(engine, prompt_of(5), sampling=Sampling(1.0, 400, s))) for s in range(2)
             ]
-            await asyncio.sleep(0)
-            await sample(engine, prompt_of(6), group_id=1, sampling=Sampling(1.0, 4, 0))
+            await short
             await asyncio.wait_for(engine.close(), 10)
             for result in await asyncio.gather(*calls, return_exceptions=True):
                 assert isinstance(result, EngineError)

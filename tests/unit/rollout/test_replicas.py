@@ -347,13 +347,15 @@ class Session:
     async def group(self, group_id: int, *, n: int = 8, sampling: Sampling = LONG) -> list[Rollout]:
         return await sample_group(self.set, prompt_of(group_id), n=n, group_id=group_id, sampling=sampling)
 
-    async def one_sample(self) -> None:
-        """Of 8 tokens at most: when it has come, the longer ones that were asked for before it are being made.
+    async def begin(self, num_groups: int) -> list[asyncio.Future[list[Rollout]]]:
+        """Groups that are being sampled: one of 8 tokens at most, asked for together with them, has come.
 
         A time instead would be long enough for all of them on one machine and too short for any on another.
         """
-        await asyncio.sleep(0)
-        await self.group(99, n=1, sampling=SHORT)
+        short = asyncio.ensure_future(self.group(99, n=1, sampling=SHORT))
+        groups = [asyncio.ensure_future(self.group(g)) for g in range(num_groups)]
+        await short
+        return groups
 
     async def until_restarted(self, num_before: int) -> float:
         return await until(lambda: self.set.counters()["replica_restarts"] == num_before + 1, 90)
@@ -451,10 +453,8 @@ def test_a_bucket_is_laid_out_once_for_all(session: Session, models: list[Any], 
 def test_a_killed_engine_loses_no_group_and_comes_back_with_the_current_weights(session: Session, models: list[Any]):
     async def kill_amid() -> tuple[list[list[Rollout]], list[list[Rollout]], int]:
         expected = await asyncio.gather(*(session.group(g) for g in range(40)))
-        work = [asyncio.ensure_future(session.group(g)) for g in range(40)]
-        await asyncio.sleep(0)
-        assert session.loads == [160, 160]
-        await session.one_sample()
+        work = await session.begin(40)
+        assert min(session.loads) > 0
         os.kill(session.pids[1], signal.SIGKILL)
         noticed_s = await until(lambda: session.set._members[1].engine.death is not None, 10)
         print(f"\ndeath noticed after {noticed_s:.2f} s")
@@ -503,8 +503,7 @@ def test_an_engine_that_comes_back_samples_as_before(session: Session, models: l
 @pytest.mark.slow
 def test_a_hanging_engine_is_noticed_within_ten_seconds_and_killed(session: Session, models: list[Any]):
     async def stop_amid() -> tuple[float, list[list[Rollout]]]:
-        work = [asyncio.ensure_future(session.group(g)) for g in range(8)]
-        await session.one_sample()
+        work = await session.begin(8)
         os.kill(pid, signal.SIGSTOP)
         noticed_s = await until(lambda: session.set._members[0].engine.death is not None, 20)
         groups = await asyncio.gather(*work)
@@ -687,8 +686,7 @@ def test_one_engine_that_refuses_an_update_fails_it_for_all(session: Session, mo
 @pytest.mark.slow
 def test_pause_and_resume_reach_every_engine(session: Session, models: list[Any]):
     async def pause() -> tuple[list[list[Rollout]], list[list[Rollout]]]:
-        work = [asyncio.ensure_future(session.group(g)) for g in range(4)]
-        await session.one_sample()
+        work = await session.begin(4)
         await session.set.pause(PauseMode.KEEP)
         await publish(session.set, models[1], 18)
         late = [asyncio.ensure_future(session.group(g, sampling=SHORT)) for g in range(4, 6)]
@@ -725,8 +723,7 @@ def test_what_died_for_good_says_why_and_nothing_waits_for_it(folders: list[Path
     session = Session(folders[0])
 
     async def end() -> list[Any]:
-        work = [asyncio.ensure_future(session.group(g)) for g in range(6)]
-        await session.one_sample()
+        work = await session.begin(6)
         session.can_start = False
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
