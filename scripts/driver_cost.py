@@ -3,25 +3,30 @@
     python -m scripts.driver_cost
     python -m scripts.driver_cost --rollouts 8192 --tokens 2000
 
-Admission, advantages, order, packing and metrics are those of a run. Answers come from a Ray actor, a group a message,
-go to the processes that a task grades in, 8 groups at once, and packed shares go to two actors, as they do between
-machines. Not counted: what the other processes take, and the writing of rollouts.
+Admission, advantages, order, packing and metrics are those of a run. Answers come from an engine in a process of its
+own, one by one as it makes them: 25 groups a second, each over up to 4 s. They go to the processes that a task grades
+in, 8 groups at once, and packed shares to two actors, as they do between machines. Not counted: what the other
+processes take, and the writing of rollouts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rl.config.algorithms import GRPOConfig
-from rl.config.schema import FullyAsyncConfig, Packing, RunConfig, StreamConfig
-from rl.placement.ray_runtime import ensure_ray, shutdown_ray
+from rl.config.schema import FullyAsyncConfig, LocalRolloutConfig, Packing, RunConfig, StreamConfig
+from rl.placement.ray_runtime import shutdown_ray
+from rl.rollout.remote import RemoteEngine
 from rl.tasks.scoring import ScoringProcesses
 from rl.trainer.packing import pack
-from rl.types import MicroBatch, Rollout, RolloutGroup, TrainBatch
+from rl.types import MicroBatch, Prompt, Rollout, RolloutGroup, Sampling, TrainBatch
 from scripts.simulated_run import (
     ReadyEngine,
     RowsInMemory,
@@ -35,6 +40,9 @@ from scripts.simulated_time import simulate
 
 GROUP, MINI_BATCHES, NUM_RANKS = 16, 8, 2
 GROUPS_AT_ONCE = 8
+GROUPS_PER_S = 25
+GROUP_S = 4.0
+"""Within which the answers of a group are made."""
 PROMPT_TOKENS = 150
 STEPS = 3
 FOREVER = 1e9
@@ -105,59 +113,87 @@ def cost_of_loop(num_rollouts: int, *, tokens: int, steps: int = STEPS) -> tuple
     return simulate(main()) / steps, packing_s / steps, batches[0]
 
 
-class _Far:
-    """What the driver speaks to: the process of an engine, or of a rank."""
+class PacedEngine(ReadyEngine):
+    """Hosted as any engine is, by its configuration, and makes what it is asked for as the head of this file says."""
 
-    async def answers(self, group_id: int, tokens: int) -> list[tuple[int, Rollout]]:
-        engine = ReadyEngine(tokens=tokens)
-        made = [engine.made(PROMPT_TOKENS, group_id, index) for index in range(GROUP)]
-        for rollout in made:
-            rollout.text = "four" * tokens
-        return [(group_id, rollout) for rollout in made]
+    def __init__(self, config: LocalRolloutConfig, *, model_folder: Path, device: str) -> None:
+        super().__init__(tokens=int(model_folder.name))
+
+    async def generate(self, prompt: Prompt, *, group_id: int, n: int, sampling: Sampling) -> AsyncIterator[Rollout]:
+        draw = random.Random(group_id)
+        moments = sorted(group_id / GROUPS_PER_S + draw.random() * GROUP_S for _ in range(n))
+        began = time.monotonic()
+        for index, moment in enumerate(moments):
+            await asyncio.sleep(began + moment - time.monotonic())
+            rollout = self.made(len(prompt.token_ids), group_id, index)
+            rollout.text = "four" * self._tokens
+            yield rollout
+
+
+class _Rank:
+    """What the driver sends to."""
 
     async def step(self, mini_batches: list[list[MicroBatch]], loss_counts: list[Any]) -> None: ...
 
 
-async def cost_of_grading(groups: list[list[Rollout]]) -> float:
-    task: Any = SimulatedTask(prompt_tokens=PROMPT_TOKENS)
-    scoring, prompt = ScoringProcesses(task), task.prompt(0, 0)
-    at_once = [groups[first : first + GROUPS_AT_ONCE] for first in range(0, len(groups), GROUPS_AT_ONCE)]
-    try:
-        await asyncio.gather(*(scoring.score(prompt, group) for group in at_once[0]))  # starts them
+class _Between:
+    """CPU seconds that messages cost, summed over steps."""
+
+    def __init__(self, engine: RemoteEngine, scoring: ScoringProcesses, ranks: list[Any], *, tokens: int) -> None:
+        self._engine, self._scoring, self._ranks = engine, scoring, ranks
+        self._prompt = SimulatedTask(prompt_tokens=PROMPT_TOKENS).prompt(0, 0)
+        self._sampling = Sampling(temperature=1.0, max_new_tokens=tokens + 50, seed=0)
+        self.receiving = self.grading = self.sending = 0.0
+
+    async def step(self, num_groups: int, batch: TrainBatch) -> None:
         began = time.process_time()
-        for some in at_once:
-            await asyncio.gather(*(scoring.score(prompt, group) for group in some))
-        return time.process_time() - began
-    finally:
-        scoring.close()
+        groups = await asyncio.gather(*(self._group(group_id) for group_id in range(num_groups)))
+        received = time.process_time()
+        for first in range(0, num_groups, GROUPS_AT_ONCE):
+            at_once = groups[first : first + GROUPS_AT_ONCE]
+            await asyncio.gather(*(self._scoring.score(self._prompt, group) for group in at_once))
+        graded = time.process_time()
+        shares = [[of_ranks[rank] for of_ranks in batch.mini_batches] for rank in range(NUM_RANKS)]
+        sent = [rank.step.remote(s, batch.loss_counts) for rank, s in zip(self._ranks, shares, strict=True)]
+        await asyncio.gather(*sent)
+        self.receiving += received - began
+        self.grading += graded - received
+        self.sending += time.process_time() - graded
+
+    async def _group(self, group_id: int) -> list[Rollout]:
+        samples = self._engine.generate(self._prompt, group_id=group_id, n=GROUP, sampling=self._sampling)
+        return [rollout async for rollout in samples]
 
 
-def cost_between_processes(num_rollouts: int, batch: TrainBatch, *, tokens: int) -> tuple[float, float, float]:
-    """(`Cost.receiving`, `Cost.grading`, `Cost.sending`) of one step."""
+async def cost_between_processes(
+    num_rollouts: int, batch: TrainBatch, *, tokens: int, steps: int = STEPS
+) -> tuple[float, float, float]:
+    """(`Cost.receiving`, `Cost.grading`, `Cost.sending`). Starts of processes are not counted."""
     import ray
 
-    ensure_ray()
-    far_class = ray.remote(_Far).options(num_cpus=0)
-    ranks: list[Any] = [far_class.remote() for _ in range(NUM_RANKS)]
-    ray.get([rank.step.remote([], []) for rank in ranks])
-    began, groups = time.process_time(), []
-    for group_id in range(num_rollouts // GROUP):
-        groups.append([rollout for _, rollout in ray.get(ranks[0].answers.remote(group_id, tokens))])
-    receiving = time.process_time() - began
-    grading = asyncio.run(cost_of_grading(groups))
-    shares = [[of_ranks[rank] for of_ranks in batch.mini_batches] for rank in range(NUM_RANKS)]
-    began = time.process_time()
-    ray.get([rank.step.remote(share, batch.loss_counts) for rank, share in zip(ranks, shares, strict=True)])
-    sending = time.process_time() - began
-    assert sum(len(group) for group in groups) == num_rollouts
-    for rank in ranks:
-        ray.kill(rank)
-    return receiving, grading, sending
+    task: Any = SimulatedTask(prompt_tokens=PROMPT_TOKENS)
+    config = LocalRolloutConfig(_target_="scripts.driver_cost.PacedEngine")
+    engine = RemoteEngine(config, model_folder=Path(str(tokens)), device="cpu")
+    scoring = ScoringProcesses(task)
+    await engine.start()
+    rank_class = ray.remote(_Rank).options(num_cpus=0)
+    ranks: list[Any] = [rank_class.remote() for _ in range(NUM_RANKS)]
+    try:
+        await _Between(engine, scoring, ranks, tokens=tokens).step(GROUPS_AT_ONCE, TrainBatch([], [], {}))
+        between = _Between(engine, scoring, ranks, tokens=tokens)
+        for _ in range(steps):
+            await between.step(num_rollouts // GROUP, batch)
+        return between.receiving / steps, between.grading / steps, between.sending / steps
+    finally:
+        scoring.close()
+        await engine.close()
+        for rank in ranks:
+            ray.kill(rank)
 
 
 def driver_cost(num_rollouts: int, *, tokens: int) -> Cost:
     loop, packing, batch = cost_of_loop(num_rollouts, tokens=tokens)
-    return Cost(loop, packing, *cost_between_processes(num_rollouts, batch, tokens=tokens))
+    return Cost(loop, packing, *asyncio.run(cost_between_processes(num_rollouts, batch, tokens=tokens)))
 
 
 def main() -> None:
@@ -167,7 +203,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tokens <= 50:
         parser.error(f"--tokens={arguments.tokens}: answers differ by up to 50 tokens, so it must be above 50.")
-    print(f"CPU seconds per step, {GROUP} answers of {arguments.tokens:,} tokens a prompt")
+    print(f"CPU seconds per step, means of {STEPS}, {GROUP} answers of {arguments.tokens:,} tokens a prompt")
     print("rollouts   total    loop  of it packing  receiving  grading  sending")
     try:
         for num_rollouts in arguments.rollouts:
