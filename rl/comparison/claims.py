@@ -61,15 +61,3 @@ def value_of(claim: ClaimConfig, curves: Curves, window: Window, axis: Axis, *, 
             return float(values.mean())
         case Statistic.settles_at | Statistic.median | Statistic.ratio:
             return float(np.median(values))
-
-
-def describe(claim: ClaimConfig) -> str:
-    """For people: `max of steps 1-30`, `ratio to qwen2_5_math_7b_dapo_colocated`."""
-    words = claim.statistic.value
-    if claim.statistic is Statistic.ratio:
-        words = f"ratio to {claim.versus}"
-    if claim.first_step is None and claim.last_step is None:
-        return words
-    first = "0" if claim.first_step is None else f"{claim.first_step:,}"
-    last = "" if claim.last_step is None else f"{claim.last_step:,}"
-    return f"{words}, steps {first}-{last}"

@@ -5,48 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatch
 
 import numpy as np
 
-from rl.comparison.claims import Window, describe, value_of, window_of
+from rl.comparison.claims import Window, value_of, window_of
 from rl.comparison.curves import Axis, Curves, NotComparable, reduction_of
-from rl.config.published import SPEED_METRICS, ClaimConfig, ClaimOrigin, PublishedConfig, Statistic, origin_on
+from rl.config.comparable import keys_that_matter, named
+from rl.config.published import ClaimConfig, ClaimOrigin, PublishedConfig, Statistic, claim_words, is_speed, origin_on
 from rl.config.schema import ConfigError, RunConfig
 from rl.loggers.names import Reduction
-
-NOT_OF_OUTCOME = ("seed", "model.path", "task.data.*.path", "ray.*")
-"""Settings whose change leaves every claim comparable: another sample of the same run, or where the same things lie.
-Whoever changes a path answers for what lies there."""
-LENGTH = ("steps", "task.epochs")
-"""How much of a run is done: that moves the largest value and where a curve settles, unless the window ends before."""
-NOT_OF_LEARNING = (
-    *NOT_OF_OUTCOME,
-    "hardware.*",
-    "checkpoint.*",
-    "canary.*",
-    "sentinels.*",
-    "evaluation.at_*",
-    "task.checker.*",
-    "backend.trainer.max_tokens_per_micro_batch",
-    "backend.trainer.recompute",
-    "backend.trainer.logprob_chunk_tokens",
-    "backend.trainer.collective_timeout_s",
-    "backend.rollout.replicas*",
-    "backend.rollout.tensor_parallel",
-    "backend.rollout.memory_fraction",
-    "backend.rollout.max_num_seqs",
-    "backend.rollout.max_graph_batch",
-    "backend.rollout.cpu_cache_gib",
-    "backend.rollout.enforce_eager",
-    "placement.trainer_ranks",
-    "placement.share_devices",
-    "placement.weight_transport",
-    "stream.reward_timeout_s",
-    "stream.stall_timeout_s",
-    "stream.max_failed_fraction",
-)
-"""And those that change how fast a run is and not, beyond rounding, what it learns."""
 
 ROUNDING = 1e-9
 """Relative, of a difference: a value that is off by exactly the tolerance is within it."""
@@ -117,7 +84,7 @@ def _judge(name: str, claim: ClaimConfig, comparison: Comparison) -> Finding:
     blank = Finding(
         name,
         claim.metric,
-        describe(claim),
+        claim_words(claim),
         Verdict.NOT_COMPARABLE,
         tolerance=claim.tolerance,
         theirs=claim.value if comparison.against is None else None,
@@ -161,7 +128,7 @@ def verdict_of(differences: Sequence[float], tolerance: float) -> Verdict:
 def _check_settings(claim: ClaimConfig, comparison: Comparison) -> None:
     """Another run is compared with whatever the settings are; a published claim is not."""
     if comparison.against is None and (keys := keys_that_matter(claim, comparison.changed)):
-        raise NotComparable(f"the run is modified: {_some(keys)}")
+        raise NotComparable(f"the run is modified: {named(keys)}")
     if claim.statistic is not Statistic.ratio:
         return
     if comparison.against is not None:
@@ -169,34 +136,12 @@ def _check_settings(claim: ClaimConfig, comparison: Comparison) -> None:
     if claim.versus not in comparison.versus:
         raise NotComparable(f"a run of {claim.versus} is needed: --versus RUN")
     if keys := keys_that_matter(claim, comparison.versus_changed.get(claim.versus or "", ())):
-        raise NotComparable(f"the run of {claim.versus} is modified: {_some(keys)}")
-
-
-def keys_that_matter(claim: ClaimConfig, changed: Sequence[str]) -> list[str]:
-    """For this claim, of settings that differ. Hardware has a rule of its own.
-
-    How often is evaluated moves the largest of the values, and no other statistic.
-    """
-    free = (*NOT_OF_OUTCOME, "hardware.*") if is_speed(claim.metric) else NOT_OF_LEARNING
-    if claim.statistic is not Statistic.max:
-        free += ("evaluation.every",)
-    if claim.statistic not in (Statistic.max, Statistic.settles_at) or claim.last_step is not None:
-        free += LENGTH
-    return [key for key in changed if not any(fnmatch(key, pattern) for pattern in free)]
-
-
-def _some(keys: Sequence[str], most: int = 4) -> str:
-    rest = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return ", ".join(keys[:most]) + rest
-
-
-def is_speed(metric: str) -> bool:
-    return metric.startswith(SPEED_METRICS)
+        raise NotComparable(f"the run of {claim.versus} is modified: {named(keys)}")
 
 
 def _check_hardware(claim: ClaimConfig, comparison: Comparison) -> None:
     """A speed is of the hardware that it was measured on."""
-    if not is_speed(claim.metric):
+    if not is_speed(claim):
         return
     own, against, published = comparison.ours.hardware, comparison.against, comparison.published
     others = [] if against is None else [against.hardware]

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rl.config.comparable import keys_that_matter, named
 from rl.config.flat import ABSENT, differing, flat
 from rl.config.load import to_plain
 from rl.config.published import is_of_source, origin_on
@@ -120,21 +121,29 @@ def published_lines(config: RunConfig, status: PublishedStatus | None) -> list[s
         of_platform = len(settings) - len(others)
         what = f"{of_platform} of its architecture and environment" if of_platform else "its source speaks of no such"
         lines.append(f"  hardware={config.hardware.name}: {what}")
-    return lines + _claim_lines(config)
+    return lines + _claim_lines(config, status)
 
 
-def _claim_lines(config: RunConfig) -> list[str]:
+def _claim_lines(config: RunConfig, status: PublishedStatus) -> list[str]:
     published, hardware = config.published, config.hardware.name
     assert published is not None
-    if hardware == published.measured_on:
-        return []
+    because = {name: keys_that_matter(claim, status.changed) for name, claim in published.claims.items()}
+    modified = [name for name, keys in because.items() if keys]
+    left = {name: claim for name, claim in published.claims.items() if name not in modified}
+    lines, other, they = [], "", "all"
+    if modified:
+        keys = [key for key in status.changed if any(key in keys for keys in because.values())]
+        lines.append(f"  not comparable, because of {named(keys)}: {', '.join(modified) if left else 'every claim'}")
+        other, they = "other ", "the others"
+    if hardware == published.measured_on or not left:
+        return lines
     if hardware in published.carried_over:
-        return [f"  every claim is derived on {hardware}: {published.carried_over[hardware]}"]
-    lost = [name for name, claim in published.claims.items() if origin_on(published, claim, hardware) is None]
+        return [*lines, f"  every {other}claim is derived on {hardware}: {published.carried_over[hardware]}"]
+    lost = [name for name, claim in left.items() if origin_on(published, claim, hardware) is None]
     measured = f"published of {published.measured_on} ({published.hardware})"
     if not lost:
-        return [f"  {measured}; no claim is about speed, so all stay comparable"]
-    return [f"  {measured}: not comparable on {hardware}, because they are about speed: {', '.join(lost)}"]
+        return [*lines, f"  {measured}; no {other}claim is about speed, so {they} stay comparable"]
+    return [*lines, f"  {measured}: not comparable on {hardware}, because they are about speed: {', '.join(lost)}"]
 
 
 def _shown(value: Any) -> str:

@@ -118,6 +118,16 @@ def window_words(claim: ClaimConfig) -> str:
     return words + ("" if claim.rows_per_step == 1 else f", {claim.rows_per_step} of our steps as one")
 
 
+def claim_words(claim: ClaimConfig) -> str:
+    """`max, up to step 30`, `ratio over qwen2_5_math_7b_dapo_colocated's, 4 of our steps as one`."""
+    versus = f" over {claim.versus}'s" if claim.versus else ""
+    return claim.statistic.value.replace("_", " ") + versus + window_words(claim)
+
+
+def is_speed(claim: ClaimConfig) -> bool:
+    return claim.metric.startswith(SPEED_METRICS)
+
+
 def is_of_source(published: PublishedConfig, hardware: str) -> bool:
     """Whether the source speaks of the hardware option of that name: it measured there, or argues that it would."""
     return hardware == published.measured_on or hardware in published.carried_over
@@ -125,6 +135,6 @@ def is_of_source(published: PublishedConfig, hardware: str) -> bool:
 
 def origin_on(published: PublishedConfig, claim: ClaimConfig, hardware: str) -> ClaimOrigin | None:
     """What a claim is on the hardware option of that name. None: a speed, of which the source says nothing there."""
-    if hardware == published.measured_on or not claim.metric.startswith(SPEED_METRICS):
+    if hardware == published.measured_on or not is_speed(claim):
         return ClaimOrigin.derived if hardware in published.carried_over else claim.origin
     return ClaimOrigin.derived if hardware in published.carried_over else None

@@ -10,7 +10,7 @@ from rl import exit_codes
 from rl.config.build import target_class
 from rl.config.check import joins_cluster, missing_packages, not_there_yet
 from rl.config.lock import published_lines, published_status
-from rl.config.published import ClaimConfig, ClaimOrigin, origin_on, window_words
+from rl.config.published import ClaimConfig, ClaimOrigin, claim_words, origin_on
 from rl.config.replicas import engine_config, num_params, replicas_of
 from rl.config.schema import ConfigError, RunConfig, WeightTransport
 from rl.config.transport import is_handed_over, weight_transport
@@ -218,10 +218,9 @@ def _claims(config: RunConfig) -> list[str]:
 
 
 def _claim(name: str, claim: ClaimConfig, origin: ClaimOrigin) -> str:
-    versus = f" over {claim.versus}'s" if claim.versus else ""
-    what = f"{claim.metric} {claim.statistic.value.replace('_', ' ')}{versus}{window_words(claim)}"
     value = f"{claim.value:g} +- {claim.tolerance:g} {claim.unit}".rstrip()
-    return f"{name}: {what} = {value} ({origin.value.replace('_', ' ')}, {claim.read_from.value})"
+    how = f"{origin.value.replace('_', ' ')}, {claim.read_from.value}"
+    return f"{name}: {claim.metric} {claim_words(claim)} = {value} ({how})"
 
 
 def _verdict(config: RunConfig, found: Forecast | None, obstacles: Sequence[str]) -> tuple[list[str], int]:
@@ -242,7 +241,7 @@ def _fit(config: RunConfig, found: Forecast | None) -> tuple[str, bool]:
     problem = found.problem
     if problem is None:
         tight = f", tight: below {TIGHT:.0%} of the memory" if margin < TIGHT * limit else ""
-        return f"fits (margin {margin:.0f} GiB{tight})", False
+        return f"fits{_on_machines(config)} (margin {margin:.0f} GiB{tight})", False
     knob = best_knob(config, found)
     if knob is not None and knob.fits:
         remedy = f"try {knob.words}"
@@ -251,6 +250,12 @@ def _fit(config: RunConfig, found: Forecast | None) -> tuple[str, bool]:
     else:
         remedy = "try hardware with more memory, or a smaller model"
     return f"does not fit: {problem}; {remedy}", True
+
+
+def _on_machines(config: RunConfig) -> str:
+    """Empty for one machine. Whoever meant fewer reads here what an experiment asks for."""
+    hardware = config.hardware
+    return "" if hardware.nodes == 1 else f" on {hardware.nodes} machines of {hardware.gpus_per_node} GPUs"
 
 
 def _wrapped(text: str) -> list[str]:

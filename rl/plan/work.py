@@ -95,6 +95,8 @@ def time_lines(config: RunConfig, found: Forecast | None) -> list[str]:
     parts = f"generate {seconds(times.generate)}, train {seconds(times.train)}, publish {seconds(times.publish)}"
     how = "one after the other" if times.step >= times.generate + times.train else "at the same time"
     lines = [f"a step: {seconds(times.step)} ({parts}; {how})"]
+    if (every := config.placement.publish_every) > 1:
+        lines.append(f"from one publish to the next: {every} x {seconds(times.step)} = {seconds(every * times.step)}")
     steps, _ = num_steps(config)
     if steps is None:
         lines.append("the run: its steps are not known before the data is loaded; set steps")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl.comparison.verdict import keys_that_matter
 from rl.config import lock
 from rl.config.algorithms import DrGRPOConfig
+from rl.config.comparable import keys_that_matter
 from rl.config.compose import checked_run_config
 from rl.config.flat import flat
 from rl.config.load import to_plain
@@ -79,6 +79,7 @@ def test_settings_that_differ_are_named_with_both_values():
         f"modified: 2 settings are not those locked for {NAME}",
         "  seed: 0 -> 1",
         "  backend.trainer.optimizer.lr: 1e-06 -> 2e-06",
+        "  not comparable, because of backend.trainer.optimizer.lr: every claim",
     ]
     config.seed = 0
     assert lines_of(config)[0] == f"modified: 1 setting is not that locked for {NAME}"
@@ -148,6 +149,36 @@ def test_on_other_hardware_the_claims_that_are_lost_are_named():
         "not comparable on h200x8, because they are about speed: throughput_all_gpus, throughput_training_gpus, "
         "throughput_over_colocated"
     ) in lines
+
+
+def test_a_setting_that_moves_speed_alone_loses_the_claims_of_speed_on_the_published_hardware_too():
+    config = config_of("experiment=qwen2_5_math_7b_dapo_fully_async", "backend.rollout.memory_fraction=0.5")
+    assert lines_of(config)[2:] == [
+        "  not comparable, because of backend.rollout.memory_fraction: step_time_median, step_time_mean, "
+        "speedup_over_colocated"
+    ]
+
+
+def test_what_works_around_a_fault_of_rocm_can_be_undone_and_no_claim_of_learning_is_lost():
+    config = config_of(
+        "experiment=qwen2_5_math_7b_dapo_fully_async",
+        "hardware=h200x8",
+        "hardware.nodes=4",
+        "backend.rollout.custom_all_reduce=true",
+        "backend.rollout.attention_backend=FLASH_ATTN",
+    )
+    lost, by_hardware = lines_of(config)[-2:]
+    assert lost.endswith(
+        "because of backend.rollout.attention_backend, backend.rollout.custom_all_reduce: step_time_median, "
+        "step_time_mean, speedup_over_colocated"
+    )
+    assert by_hardware.endswith("no other claim is about speed, so the others stay comparable")
+
+
+def test_on_other_hardware_a_setting_that_changes_what_is_learnt_loses_every_claim():
+    assert lines_of(config_of(f"experiment={NAME}", "hardware=h200x8", "algorithm.prompts_per_step=64"))[-1] == (
+        "  not comparable, because of algorithm.prompts_per_step: every claim"
+    )
 
 
 def test_on_the_hardware_that_a_source_argues_about_every_claim_is_derived():
