@@ -35,6 +35,21 @@ Top-level keys: experiment, mode (train, eval, plan), seed, steps (stop after so
 """
 
 
+NO_SETTINGS = {
+    "smoke": "smoke=cpu, beside experiment=NAME: the run made so small that any CPU does it in seconds, with a tiny "
+    "model of the same architecture, the same placement and algorithm, and `local` or FSDP in place of an engine or "
+    "trainer that is not installed. What is replaced is printed. Nothing is learned.",
+    "resume": "resume=FOLDER continues the run of that folder from its last complete checkpoint. Beside it only steps "
+    "and logger may be given; every other setting stays.",
+    "published": "What a source claims of an experiment, and why each setting has its value; no setting of ours. "
+    "`rl experiment=NAME mode=plan` prints the claims, `python scripts/compare_curves.py RUN` judges them.",
+    "sweep": "rl -m experiment=NAME key=a,b does a sweep; rl sweep show FOLDER prints its table.",
+    "export": "rl export FOLDER [DESTINATION] writes the newest checkpoint of a run as a Hugging Face folder.",
+    "report": "rl report FOLDER [FOLDER ...] [output=FILE] writes one page of the curves of runs and sweeps.",
+}
+"""Words of the command line that a person may ask about, and that have no value."""
+
+
 def help_text() -> str:
     groups = [*GROUPS]
     groups.insert(groups.index("backend/trainer"), "backend")
@@ -55,6 +70,8 @@ def key_help(words: Sequence[str]) -> str:
 
     name, *others = words
     key = name.replace("/", ".")
+    if (text := NO_SETTINGS.get(key.partition(".")[0])) is not None:
+        return "\n".join(_indented(text, 0))
     config = compose_run_config(list(others))
     settings = describe(config, key)
     if not settings:

@@ -19,6 +19,7 @@ from rl.config.check import check_run_config
 from rl.config.given import Given, check_types, given_experiment, given_words, short
 from rl.config.load import explain, load_run_config, nearest
 from rl.config.lock import lock_file
+from rl.config.other_names import OURS
 from rl.config.register import GROUPS, knows, lacking, option_names, package_folder, register_all
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.unused import check_unused
@@ -309,8 +310,9 @@ def _compose_message(error: BaseException, overrides: list[Override]) -> str:
         return f"{first_line.split(';')[0]}: several values make a sweep. Write rl -m ..., or quote the value."
     for override in overrides:
         if f"'{override.key_or_group}'" in first_line or f"'{override.input_line}'" in first_line:
-            if "Could not override" in first_line and "Did you mean" not in message and _is_unknown(error):
-                key = override.key_or_group
+            key = override.key_or_group
+            has_hint = "Did you mean" in message and key not in OURS
+            if "Could not override" in first_line and not has_hint and _is_unknown(error):
                 message = f"unknown key '{key}'.{nearest(key, _keys(overrides) + _groups())}"
             return f"{message} (on the command line: {override.input_line})"
     if first_line.startswith("In '") and message != first_line:

@@ -54,3 +54,9 @@ def test_a_group_s_name_gives_all_its_settings_and_an_unknown_key_the_nearest():
     assert key_help(["backend/rollout"]).count(" = ") == len(describe(config_of(), "backend.rollout")) > 3
     with pytest.raises(ConfigError, match=r"unknown key 'algorithm.clip_hihg'.*Did you mean 'algorithm.clip_high'"):
         key_help(["algorithm.clip_hihg"])
+
+
+@pytest.mark.parametrize("word", ["smoke", "resume", "published.claims", "sweep", "export", "report"])
+def test_a_word_that_is_no_setting_is_explained_too(word: str):
+    first_word, *_ = key_help([word]).replace("`", "").split()
+    assert first_word.partition("=")[0] in (word, "What", "rl")

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from rl.config.compose import compose_run_config
+from rl.config.flat import flat
 from rl.config.load import load_run_config, load_run_yaml, to_plain
-from rl.config.register import register_all
+from rl.config.other_names import OURS
+from rl.config.register import GROUPS, register_all
 from rl.config.schema import ConfigError, RunConfig
 
 TYPOS = {
@@ -40,6 +42,28 @@ def test_a_typo_on_the_command_line(prefix, typo):
 def test_a_setting_that_exists_is_neither_added_nor_deleted(word):
     with pytest.raises(ConfigError, match=r"adds or deletes a setting that exists.* without \+ or ~"):
         compose_run_config([word])
+
+
+@pytest.mark.parametrize("theirs", ["actor_rollout_ref.rollout.n", "data.train_batch_size", "engine", "trainer", "lr"])
+@pytest.mark.parametrize("prefix", ["", "+"])
+def test_what_others_call_a_setting_is_answered_with_our_name(theirs: str, prefix: str):
+    with pytest.raises(ConfigError) as error:
+        compose_run_config([f"{prefix}{theirs}=8"])
+    assert f"unknown key '{theirs}'. Did you mean '{OURS[theirs]}'?" in str(error.value)
+
+
+def test_every_name_that_is_offered_for_another_exists():
+    register_all()
+    keys = {
+        key for option in ("placement=fully_async", "backend/rollout=vllm", "logger=wandb") for key in keys_with(option)
+    }
+    nodes = {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
+    for ours in OURS.values():
+        assert ours in keys or ours in GROUPS or ours in nodes, ours
+
+
+def keys_with(option: str) -> list[str]:
+    return list(flat(to_plain(compose_run_config([option]))))
 
 
 @pytest.mark.parametrize(
