@@ -6,6 +6,7 @@
 #     bash scripts/rocm_container.sh --compare FILE                        `pip list --format=freeze` of an image, anywhere
 #
 # --dry-run prints the command and runs nothing. Run it from the folder that holds your data: that folder is /work inside.
+# Models and data of the hub come from and stay in yours: $HF_HOME, or ~/.cache/huggingface.
 #
 # The image is verl's, docker/rocm (2026-07-20): docker/rocm/README.md names verlai/verl, and AMD's quick start for verl
 # names amdagi/verl-dev with the same tag. Whether the two are one image, and whether either is bit for bit what the
@@ -22,6 +23,7 @@ image=${RL_ROCM_IMAGE:-verlai/verl:rocm7.14_torch2.12_release_0724}
 container=${CONTAINER:-docker}
 network=${RL_ROCM_NETWORK:-bridge}
 suite=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+hub=${HF_HOME:-${HOME:-/root}/.cache/huggingface}
 
 # docker/rocm/README.md and Dockerfile.rocm at the same date. Ray's version is not stated there.
 expected='
@@ -111,6 +113,7 @@ command=(
     --ulimit memlock=-1:-1 --ulimit stack=67108864:67108864
     --user "$(id -u):$(id -g)" --env HOME=/tmp --env USER=rl
     --volume "$suite:/suite:ro" --volume "$PWD:/work" --workdir /work
+    --volume "$hub:/hub" --env HF_HOME=/hub
 )
 # By name alone, so that no value stands in the command line or in what --dry-run prints.
 for name in WANDB_API_KEY HF_TOKEN HF_HUB_OFFLINE CUDA_VISIBLE_DEVICES RAY_ADDRESS RAY_AUTH_MODE RAY_AUTH_TOKEN; do
@@ -127,4 +130,5 @@ fi
 for device in /dev/kfd /dev/dri; do
     [[ -e $device ]] || { echo "rocm_container.sh: $device is not here: this machine shows no AMD GPU." >&2; exit 1; }
 done
+mkdir -p "$hub"  # docker would make it, and as root
 exec "${command[@]}"

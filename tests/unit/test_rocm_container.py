@@ -58,14 +58,20 @@ def test_it_is_a_script_that_bash_can_read():
 
 
 def test_the_dry_run_prints_the_published_image_the_devices_and_the_words(tmp_path: Path):
-    words = planned("rl", "experiment=qwen3_8b_grpo", "model.path=a b", cwd=tmp_path)
+    words = planned("rl", "experiment=qwen3_8b_grpo", "model.path=a b", cwd=tmp_path, HOME="/home/me")
     assert words[:2] == ["docker", "run"]
     assert "verlai/verl:rocm7.14_torch2.12_release_0724" in words
     devices = [words[index + 1] for index, word in enumerate(words) if word == "--device"]
     assert devices == ["/dev/kfd", "/dev/dri"]
     volumes = [words[index + 1] for index, word in enumerate(words) if word == "--volume"]
-    assert volumes == [f"{SCRIPT.parents[1]}:/suite:ro", f"{tmp_path}:/work"]
+    assert volumes == [f"{SCRIPT.parents[1]}:/suite:ro", f"{tmp_path}:/work", "/home/me/.cache/huggingface:/hub"]
     assert words[-3:] == ["rl", "experiment=qwen3_8b_grpo", "model.path=a b"]
+
+
+def test_models_are_loaded_once_into_the_users_own_cache_of_the_hub():
+    words = planned("rl", "--help", HOME="/home/me", HF_HOME="/big/hf")
+    assert "/big/hf:/hub" in words
+    assert words[words.index("HF_HOME=/hub") - 1] == "--env"
 
 
 def test_what_runs_inside_is_bash_too_and_keeps_the_image_s_own_torch():
