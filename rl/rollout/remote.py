@@ -54,7 +54,7 @@ START_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 60.0
 HOLD_S = 2.0
 """For which samples of a call that goes on wait in the process of the engine, for the rest of it to go with them."""
-HOLD_FRACTION = 0.01
+HOLD_FRACTION = 0.02
 """Of the time that it took, for which a call that has ended waits there for others, unless none is left."""
 
 
