@@ -43,11 +43,12 @@ NO_SETTINGS = {
     "and logger may be given; every other setting stays.",
     "published": "What a source claims of an experiment, and why each setting has its value; no setting of ours. "
     "`rl experiment=NAME mode=plan` prints the claims, `python scripts/compare_curves.py RUN` judges them.",
-    "sweep": "rl -m experiment=NAME key=a,b does a sweep; rl sweep show FOLDER prints its table.",
+    "sweep": "rl -m experiment=NAME key=a,b does a sweep; rl sweep show FOLDER prints its table; rl sweep --help says "
+    "what sweep.jobs, sweep.metric, sweep.launcher and sweep.slurm are.",
     "export": "rl export FOLDER [DESTINATION] writes the newest checkpoint of a run as a Hugging Face folder.",
     "report": "rl report FOLDER [FOLDER ...] [output=FILE] writes one page of the curves of runs and sweeps.",
 }
-"""Words of the command line that a person may ask about, and that have no value."""
+"""Words of the command line that a person may ask about, and that are no setting of a run."""
 
 
 def help_text() -> str:
@@ -66,19 +67,21 @@ def key_help(words: Sequence[str]) -> str:
     from rl.config.compose import compose_run_config
     from rl.config.describe import describe
     from rl.config.flat import flat
-    from rl.config.load import nearest, to_plain
+    from rl.config.load import to_plain
+    from rl.config.other_names import hint
 
     name, *others = words
     key = name.replace("/", ".")
-    if (text := NO_SETTINGS.get(key.partition(".")[0])) is not None:
+    first = key.partition(".")[0]
+    if (text := NO_SETTINGS.get(first if first in ("published", "sweep") else key)) is not None:
         return "\n".join(_indented(text, 0))
     config = compose_run_config(list(others))
     settings = describe(config, key)
     if not settings:
         known = list(flat(to_plain(config)))
         raise ConfigError(
-            f"unknown key '{key}'.{nearest(key, known)} Name a key or group, then options that have it: rl --help "
-            "algorithm.dynamic_sampling algorithm=dapo"
+            f"unknown key '{key}'.{hint(key, [*known, *GROUPS])} Name a key or group, then options that have it: "
+            "rl --help algorithm.dynamic_sampling algorithm=dapo"
         )
     return "\n\n".join(_block(setting) for setting in settings)
 

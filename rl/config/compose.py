@@ -19,7 +19,7 @@ from rl.config.check import check_run_config
 from rl.config.given import Given, check_types, given_experiment, given_words, short
 from rl.config.load import explain, load_run_config, nearest
 from rl.config.lock import lock_file
-from rl.config.other_names import OURS
+from rl.config.other_names import OURS, hint
 from rl.config.register import GROUPS, knows, lacking, option_names, package_folder, register_all
 from rl.config.schema import ConfigError, RunConfig
 from rl.config.unused import check_unused
@@ -299,7 +299,7 @@ def _added_key_message(override: Override, overrides: list[Override]) -> str:
     keys = _keys(overrides)
     if key in keys:
         return f"'{override.input_line}' adds or deletes a setting that exists. Write {key}=value without + or ~."
-    return f"unknown key '{key}'.{nearest(key, keys)} (on the command line: {override.input_line})"
+    return f"unknown key '{key}'.{hint(key, keys + _groups())} (on the command line: {override.input_line})"
 
 
 def _compose_message(error: BaseException, overrides: list[Override]) -> str:
@@ -313,7 +313,7 @@ def _compose_message(error: BaseException, overrides: list[Override]) -> str:
             key = override.key_or_group
             has_hint = "Did you mean" in message and key not in OURS
             if "Could not override" in first_line and not has_hint and _is_unknown(error):
-                message = f"unknown key '{key}'.{nearest(key, _keys(overrides) + _groups())}"
+                message = f"unknown key '{key}'.{hint(key, _keys(overrides) + _groups())}"
             return f"{message} (on the command line: {override.input_line})"
     if first_line.startswith("In '") and message != first_line:
         return f"{message} (in {first_line.split(':')[0].removeprefix('In ')})"

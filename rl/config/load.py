@@ -16,7 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.flat import leaves
 from rl.config.given import Given, check_types, short
-from rl.config.other_names import OURS
 from rl.config.register import known_keys, schema_of_target
 from rl.config.schema import ConfigError, RunConfig
 
@@ -128,7 +127,7 @@ class _EachKeyOnce(yaml.SafeLoader):
 
 def nearest(key: str, candidates: list[str]) -> str:
     """` Did you mean '...'?` or an empty string. Compares last components too: people forget the prefix."""
-    close = [OURS[key]] if key in OURS else difflib.get_close_matches(key, candidates, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(key, candidates, n=1, cutoff=0.6)
     if not close:
         leaf = key.rpartition(".")[2]
         by_leaf = {candidate.rpartition(".")[2]: candidate for candidate in candidates}

@@ -5,15 +5,16 @@ verl's names are those of its ppo_trainer.yaml and fully async trainer, 0.9; the
 
 from __future__ import annotations
 
+from rl.config.load import nearest
+
 OURS = {
-    "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_low",
     "actor_rollout_ref.actor.clip_ratio_high": "algorithm.clip_high",
     "actor_rollout_ref.actor.clip_ratio_low": "algorithm.clip_low",
     "actor_rollout_ref.actor.entropy_coeff": "algorithm.entropy_coef",
-    "actor_rollout_ref.actor.grad_clip": "backend.trainer.optimizer.grad_clip",
     "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl_coef",
     "actor_rollout_ref.actor.kl_loss_type": "algorithm.kl_estimator",
     "actor_rollout_ref.actor.loss_agg_mode": "algorithm.aggregation",
+    "actor_rollout_ref.actor.optim.clip_grad": "backend.trainer.optimizer.grad_clip",
     "actor_rollout_ref.actor.optim.lr": "backend.trainer.optimizer.lr",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "backend.trainer.optimizer.lr_warmup_updates",
     "actor_rollout_ref.actor.optim.weight_decay": "backend.trainer.optimizer.weight_decay",
@@ -35,6 +36,7 @@ OURS = {
     "actor_rollout_ref.rollout.val_kwargs.temperature": "task.eval_sampling.temperature",
     "algorithm.adv_estimator": "algorithm",
     "async_training.partial_rollout": "placement.in_flight",
+    "async_training.require_batches": "algorithm.prompts_per_step",
     "async_training.staleness_threshold": "placement.max_staleness",
     "async_training.trigger_parameter_sync_step": "placement.publish_every",
     "data.max_prompt_length": "task.max_prompt_tokens",
@@ -42,6 +44,8 @@ OURS = {
     "data.train_batch_size": "algorithm.prompts_per_step",
     "data.train_files": "task",
     "data.val_files": "task",
+    "rollout.n": "algorithm.group_size",
+    "rollout.total_rollout_steps": "steps",
     "trainer.experiment_name": "output_dir",
     "trainer.default_local_dir": "output_dir",
     "trainer.logger": "logger",
@@ -70,3 +74,11 @@ OURS = {
     "wandb": "logger",
 }
 """Their name -> our key or group."""
+
+
+def hint(key: str, known: list[str]) -> str:
+    """As `nearest`, for a key that nothing here is called; `known` are those of the chosen parts, and the groups."""
+    if key not in OURS:
+        return nearest(key, known)
+    elsewhere = "" if OURS[key] in known else " Not every option of its group has it, and the one chosen does not."
+    return f" Did you mean '{OURS[key]}'?{elsewhere}"

@@ -52,6 +52,22 @@ def test_what_others_call_a_setting_is_answered_with_our_name(theirs: str, prefi
     assert f"unknown key '{theirs}'. Did you mean '{OURS[theirs]}'?" in str(error.value)
 
 
+def test_our_name_that_the_chosen_option_lacks_is_said_to_be_another_option_s():
+    word = "async_training.partial_rollout=true"
+    with pytest.raises(ConfigError, match=r"Did you mean 'placement.in_flight'\? Not every option of its group"):
+        compose_run_config([word])
+    with pytest.raises(ConfigError, match=r"Did you mean 'placement.in_flight'\? \(on the command line"):
+        compose_run_config(["placement=fully_async", word])
+
+
+def test_names_of_others_are_no_answer_to_an_option_or_a_key_of_a_file():
+    with pytest.raises(ConfigError) as error:
+        compose_run_config(["task=data"])
+    assert "'task'?" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"unknown key 'trainer'.*'backend\.trainer'"):
+        load_run_config({**to_plain(compose_run_config(["experiment=quickstart"])), "trainer": {}})
+
+
 def test_every_name_that_is_offered_for_another_exists():
     register_all()
     keys = {
