@@ -23,7 +23,7 @@ image=${RL_ROCM_IMAGE:-verlai/verl:rocm7.14_torch2.12_release_0724}
 container=${CONTAINER:-docker}
 network=${RL_ROCM_NETWORK:-bridge}
 suite=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-hub=${HF_HOME:-${HOME:-/root}/.cache/huggingface}
+hub=$(realpath --canonicalize-missing "${HF_HOME:-${HOME:-/root}/.cache/huggingface}")
 
 # docker/rocm/README.md and Dockerfile.rocm at the same date. Ray's version is not stated there.
 expected='

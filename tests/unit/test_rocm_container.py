@@ -68,10 +68,13 @@ def test_the_dry_run_prints_the_published_image_the_devices_and_the_words(tmp_pa
     assert words[-3:] == ["rl", "experiment=qwen3_8b_grpo", "model.path=a b"]
 
 
-def test_models_are_loaded_once_into_the_users_own_cache_of_the_hub():
+def test_models_are_loaded_once_into_the_users_own_cache_of_the_hub(tmp_path: Path):
     words = planned("rl", "--help", HOME="/home/me", HF_HOME="/big/hf")
     assert "/big/hf:/hub" in words
     assert words[words.index("HF_HOME=/hub") - 1] == "--env"
+    assert f"{tmp_path}/hf:/hub" in planned(
+        "rl", cwd=tmp_path, HF_HOME="hf"
+    )  # a bare word would name a volume of docker
 
 
 def test_what_runs_inside_is_bash_too_and_keeps_the_image_s_own_torch():
