@@ -1,8 +1,8 @@
 """Digests of what each stage of a training step made, so that two runs can be compared to the bit without their data.
 
 Every run writes them to digests.jsonl, one row a step: 16 hex digits for each stage. Equal digests mean bitwise equal
-values. Step 0 has the weights before training alone. The hash is xxh3: nobody forges a run, and a cryptographic hash
-took a twentieth of the driver's time.
+values. Step 0 has the weights before training alone. The hash is xxh3 since commit 990e671, and
+was blake2b: runs from before and after it differ in every row. Nobody forges a run, and it took a fifth of the loop.
 """
 
 from __future__ import annotations

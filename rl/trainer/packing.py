@@ -22,7 +22,7 @@ class _Sequence:
     """[L]"""
     length: int
     """L"""
-    num_loss_tokens: int
+    num_loss_tokens: int = 0
     group_loss_tokens: int = 0
 
     @property
@@ -63,7 +63,7 @@ def pack(
                 groups=len({sequence.rollout.group_id for sequence in trained}),
             )
         )
-        run = [sequence for sequence in trained if sequence.has_advantage or not skip_zero_advantage]
+        run = [sequence for sequence in trained if not skip_zero_advantage or sequence.has_advantage]
         bins = _bins(run, num_ranks, max_tokens_per_micro_batch, packing)
         batch.mini_batches.append(_micro_batches(bins, fallback=min(sequences, key=_length)))
     return batch
@@ -116,7 +116,7 @@ def pack_to_score(
 ) -> ScoreBatch:
     """`prompts[i]` is that of `rollouts[i]`. Balanced and packed as `pack` does it."""
     sequences = [
-        _Sequence(rollout, prompt, 0, rollout.loss_mask, len(rollout.loss_mask), rollout.num_response_tokens)
+        _Sequence(rollout, prompt, 0, rollout.loss_mask, len(rollout.loss_mask))
         for prompt, rollout in zip(prompts, rollouts, strict=True)
     ]
     place_of = {id(sequence): place for place, sequence in enumerate(sequences)}
